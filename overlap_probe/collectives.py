@@ -91,16 +91,11 @@ def _witnesses(trace: Trace, names: _Names, labels: _Labels) -> tuple[I64, I64, 
     )
     claimed = labels.claims(call, around, activities.kind, found_by, names.gemm)
     found_by[claimed] = BY_LABEL
-    kinds = np.select(
-        [found_by == BY_RULE, found_by == BY_OPERATION, found_by == BY_LABEL],
-        [
-            names.rule,
-            names.operation_kind,
-            np.where(call >= 0, labels.op[call], UNKNOWN) if len(labels.op) else UNKNOWN,
-        ],
-        default=names.kind,
-    )
-    kinds = np.where(kinds == UNKNOWN, names.kind, kinds)
+    label_kind = np.where(call >= 0, labels.op[call], UNKNOWN) if len(labels.op) else np.full(len(call), UNKNOWN)
+    # A witness that knows of a collective but not of its kind leaves the kind to the next.
+    kinds = np.full(len(activities), UNKNOWN)
+    for witness, said in enumerate((names.rule, names.operation_kind, label_kind, names.kind)):
+        kinds = np.where((kinds == UNKNOWN) & (found_by <= witness), said, kinds)
     # One launching collective operation, else one innermost collective label, else each activity by itself.
     group = np.select(
         [names.in_operation, (call >= 0) & (found_by != BY_NAME)],
@@ -172,6 +167,8 @@ class _Labels:
         parents = self.nesting.parent
         for row in np.lexsort((-kept.end_ns, kept.start_ns)):
             parent = parents[row]
+            if self.op[row] == UNKNOWN and parent >= 0 and self.call[parent] >= 0:
+                self.op[row] = self.op[self.call[parent]]
             self.call[row] = row if self.op[row] >= 0 else self.call[parent] if parent >= 0 else -1
             if parent < 0:
                 continue

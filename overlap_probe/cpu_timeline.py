@@ -74,12 +74,14 @@ def _innermost(trace: Trace, rows: I64) -> I64:
 def _calls_of(trace: Trace, rows: I64) -> tuple[I64, int]:
     """Row in Operations of the call that caused each gloo row (-1: none), and how many rows have none."""
     operations = trace.operations
-    calls = [r for r in range(len(operations)) if kernels.is_c10d_call(trace.names[operations.name[r]])]
+    is_call = np.array([kernels.is_c10d_call(name) for name in trace.names], np.bool_)
+    calls = _innermost(trace, np.flatnonzero(is_call[operations.name]))  # a functional call makes a c10d call
     owner = np.full(len(rows), -1, np.int64)
     families: dict[str, list[int]] = {}
     for call in calls:
         kind = kernels.kind_of(trace.names[operations.name[call]])
-        families.setdefault(kernels.family_of(kind), []).append(call)
+        rows_of = _ranks_of(trace, call) if kernels.runs_once_a_rank(trace.names[operations.name[call]]) else 1
+        families.setdefault(kernels.family_of(kind), []).extend([int(call)] * rows_of)
     by_family: dict[str, list[int]] = {}
     for place in np.argsort(trace.ranges.start_ns[rows], kind="stable"):
         kind = kernels.kind_of(trace.names[trace.ranges.name[rows[place]]])
@@ -91,3 +93,10 @@ def _calls_of(trace: Trace, rows: I64) -> tuple[I64, int]:
         for place, call in zip(places, queue, strict=False):
             owner[place] = call
     return owner, int((owner < 0).sum())
+
+
+def _ranks_of(trace: Trace, call: int) -> int:
+    """Number of ranks in the group of a call; of the world, where the trace does not name the group."""
+    group = trace.operations.group[call]
+    ranks = trace.groups.get(trace.names[group]) if group >= 0 else None
+    return len(ranks) if ranks else trace.world_size or 1

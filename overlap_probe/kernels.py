@@ -27,7 +27,7 @@ _KINDS = (
 
 _COMMUNICATION_KERNEL = re.compile(
     r"^(?:void )?(?:nccl|rccl|msccl)\w*Kernel"
-    r"|^(?:void )?(?:\w+::)*(?:multimem|one_shot|two_shot)_(?:all_reduce|all_gather|reduce_scatter)",
+    r"|^(?:void )?(?:\w+::|\(anonymous namespace\)::)*(?:multimem|one_shot|two_shot)_(?:all_reduce|all_gather|reduce_scatter)",
     re.IGNORECASE,
 )
 _COLLECTIVE_OPERATION = re.compile(r"^(?:record_param_comms$|c10d::|_c10d_functional(?:_autograd)?::)")
@@ -35,15 +35,15 @@ _NOT_A_CALL = re.compile(r"wait_tensor|_wrap_tensor|::wait|monitored_barrier|_re
 
 _MATMUL_OPERATION = re.compile(
     r"^aten::(?:mm|addmm|bmm|baddbmm|addbmm|linear|linear_backward|matmul|_addmm_activation|_int_mm|_scaled_mm|_scaled_mm_v2"
-    r"|_grouped_mm|_scaled_grouped_mm|_scaled_grouped_mm_v2|mkldnn_linear|_mkldnn_linear)(?:_?out)?$"
+    r"|_grouped_mm|_scaled_grouped_mm|_scaled_grouped_mm_v2|mkldnn_linear|_mkldnn_linear)(?:_out|_)?$"
 )
 _NOT_A_GEMM = re.compile(
     r"flash|fmha|sdpa|attention|attn"
     r"|split_?k\w{0,12}reduc|reduce\w{0,4}split_?k|postgsu"
-    r"|^triton_(?!tem_|mm|bmm)|elementwise|softmax",
+    r"|^triton_(?!tem_|mm|bmm)|elementwise_kernel|softmax",
     re.IGNORECASE,
 )
-_GEMM_KERNEL = re.compile(r"nvjet|gemm|cijk_|cutlass::kernel|matmul|^triton_(?:mm|bmm|tem_\w*mm)", re.IGNORECASE)
+_GEMM_KERNEL = re.compile(r"nvjet|(?<!fb)gemm|cijk_|cutlass::kernel|matmul|^triton_(?:mm|bmm|tem_\w*mm)", re.IGNORECASE)
 
 _COMPUTE_OPERATOR = re.compile(r"^(?!c10d::|_c10d_functional|autograd::|profiler::)\w+::\w+$")
 _MOVES_NO_DATA = frozenset(
@@ -152,3 +152,8 @@ def is_gloo_row(name: str) -> bool:
 def family_of(kind: str) -> str:
     """Family in which gloo's rows and the calls that caused them are paired in order."""
     return FUSED_FAMILIES.get(kind, kind)
+
+
+def runs_once_a_rank(call: str) -> bool:
+    """Whether gloo runs a call as one row a rank: a reduce-scatter of a list of tensors is an all-reduce of each."""
+    return call == "c10d::reduce_scatter_"

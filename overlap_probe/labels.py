@@ -43,8 +43,8 @@ def _fsdp2(match: re.Match[str]) -> Label:
     """``FSDP::EVENT (UNIT)``: the event says op and phase; no parentheses is the root."""
     event, unit = match["event"], match["unit"] or ROOT
     phase = "backward" if "backward" in event else "forward" if "forward" in event else None
-    if event.startswith("backward_prefetch"):
-        return Label(phase="backward")
+    if event.endswith("_prefetch"):  # what is prefetched says so itself, in a label inside
+        return Label(phase=phase)
     op = {"all_gather": "all_gather", "post_backward_reduce": "reduce_scatter"}.get(event)
     return Label(op, unit, phase)
 
@@ -60,7 +60,7 @@ GRAMMARS: tuple[tuple[str, re.Pattern[str], Callable[[re.Match[str]], Label]], .
         _named,
     ),
     ("Megatron-FSDP v2", re.compile(r"MFSDP (?:<root>|(?P<unit>.+)) (?P<phase>forward|backward)", re.DOTALL), _named),
-    ("ProcessGroupNCCL", re.compile(r"nccl:(?P<op>\w+)"), _named),
+    ("ProcessGroupNCCL", re.compile(r"nccl:(?P<op>\w+)(?: \d+(?:->|<-)\d+)?"), _named),
     (
         "NCCL",
         re.compile(r"nccl(?P<op>AllGather|ReduceScatter|AllReduce|AlltoAll|Broadcast|Reduce|Send|Recv)\w*"),

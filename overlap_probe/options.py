@@ -41,8 +41,8 @@ class Options:
 
 
 def _rule(text: str) -> tuple[str, re.Pattern[str]]:
-    kind, equals, pattern = text.partition("=")
-    if not equals or kind not in OPS:
+    kind, _, pattern = text.partition("=")
+    if not pattern or kind not in OPS:
         raise CheckSyntaxError(f"--rule {text!r}: expected KIND=REGEX with KIND one of {', '.join(OPS)}")
     return kind, _regex("--rule", pattern)
 

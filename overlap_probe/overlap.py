@@ -7,7 +7,7 @@ sets; nothing is summed over concurrent collectives. Windows and phases only sel
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -36,6 +36,9 @@ def measure(trace: Trace, options: Options | None = None) -> Measured:
     classified = classify(trace, options)
     timeline = Timeline.of(trace, classified)
     windows = find_windows(trace, options.window)
+    if options.window and not windows.names:
+        missed = f"no range matches the window pattern {options.window.pattern!r}"
+        trace = replace(trace, incomplete=(*trace.incomplete, missed))
     collectives = causes.explain(
         trace,
         classified,

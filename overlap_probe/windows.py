@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 
@@ -61,9 +62,11 @@ def _windows(trace: Trace, rows: I64) -> Windows:
 
 def _distinct(names: list[str]) -> tuple[str, ...]:
     """Names as they are, the second and later of equal ones numbered; ``whole`` is taken."""
-    seen: dict[str, int] = {"whole": 1}
+    taken = {"whole"}
     result = []
     for name in names:
-        seen[name] = seen.get(name, 0) + 1
-        result.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+        numbered = (f"{name} ({number})" for number in count(2))
+        own = name if name not in taken else next(n for n in numbered if n not in taken)
+        taken.add(own)
+        result.append(own)
     return tuple(result)
