@@ -1,0 +1,43 @@
+"""`overlap_probe assert`: checks become an exit code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+import overlap_probe as op
+from overlap_probe.commands.common import (
+    EXIT_CODES,
+    Checks,
+    check_options,
+    load,
+    output_options,
+    paths_argument,
+    rank_option,
+    reading_options,
+    show,
+    write_outputs,
+)
+
+
+@click.command("assert")
+@paths_argument
+@check_options
+@reading_options
+@rank_option
+@output_options
+def assert_(json_file: Path | None, junit: Path | None, report: Path | None, **options: Any) -> int:
+    """Hold traces against checks: the exit code is the verdict.
+
+    0 pass; 1 a check failed; 2 bad usage or an unreadable trace; 3 the trace cannot answer. Every rank and window must hold.
+    """
+    asked = Checks.take(options)
+    if not asked.checks:
+        raise click.UsageError("no check was given; try --overlaps auto")
+    run, _ = load(**options)
+    verdict = op.evaluate(run, asked.checks, at_least=asked.at_least)
+    write_outputs(run, verdict, json_file, junit, report)
+    show(run, verdict)
+    return EXIT_CODES[verdict.status]

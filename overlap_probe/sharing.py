@@ -1,0 +1,97 @@
+"""Finds out how compute and collectives of a recorded stretch shared the SMs: who waited for them, who ran with fewer.
+
+The idea: a kernel whose grid fills the device has a body, in which no collective that needs SMs can start, and a tail,
+in which one can. Where one started inside the kernel, the tail had begun; a GEMM that ran longer than the one alone ran
+so much slower while the collective was beside it. What no kernel shows is taken from the others: their usual tail (none
+where nothing was seen to wait for SMs), their usual speed (full where nothing can be compared).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import median
+
+import numpy as np
+
+from overlap_probe.causes import AT_ONCE_NS, SMALL_QUEUE_NS, TAIL_SHARE
+from overlap_probe.intervals import covered, union
+from overlap_probe.overlap import Measured
+from overlap_probe.recording import Piece
+from overlap_probe.tables import I64
+
+LEAST_SPEED = 0.3
+"""A GEMM that seems to have run slower than this beside a collective cannot be compared with the one that ran alone."""
+
+
+def share_sms(pieces: Sequence[Piece], measured: Measured) -> None:
+    """Fill in the delays, tails and speeds of one rank's pieces, which are in order of start."""
+    filling = [p for p in pieces if p.fills]
+    for p, q in pairwise(filling):
+        if q.start_ns < p.end_ns:  # two that ran at once did not fill the device
+            p.fills = q.fills = False
+    _set_tails(pieces, [p for p in filling if p.fills])
+    _set_speeds([p for p in pieces if p.is_compute], [p for p in pieces if p.needs_sms], measured)
+
+
+def _set_tails(pieces: Sequence[Piece], filling: Sequence[Piece]) -> None:
+    starts = [p.start_ns for p in filling]
+    seen: dict[int, int] = {}
+    """The longest tail that each filling kernel shows, by its place."""
+    waited: list[float] = []
+    """Shares of the kernels' time that were left when a collective that had waited for it could start."""
+    for p in pieces:
+        p.delay_ns = p.start_ns - p.gates_ns
+        place = bisect_left(starts, p.start_ns) - 1
+        if not p.needs_sms or place < 0 or p.start_ns > filling[place].end_ns + AT_ONCE_NS:
+            continue
+        kernel = filling[place]
+        left = max(kernel.end_ns - p.start_ns, 0)
+        seen[place] = max(left, seen.get(place, 0))
+        blocked = min(p.start_ns, kernel.end_ns) - max(p.gates_ns, kernel.start_ns)
+        if blocked > SMALL_QUEUE_NS and left <= TAIL_SHARE * kernel.work_ns:
+            p.ready_ns = max(kernel.start_ns, p.gates_ns)
+            p.delay_ns = p.ready_ns - p.gates_ns
+            waited.append(left / kernel.work_ns)
+    usual = median(waited) if waited else 0.0
+    for place, kernel in enumerate(filling):
+        kernel.tail_ns = seen.get(place, round(usual * kernel.work_ns))
+
+
+def _set_speeds(compute: Sequence[Piece], holders: Sequence[Piece], measured: Measured) -> None:
+    """How long each kernel of compute takes alone, and how fast it gets on beside a collective that holds SMs."""
+    beside = union(_times([p.start_ns for p in holders]), _times([p.end_ns for p in holders]))
+    bodies = _times([p.start_ns for p in compute]), _times([p.end_ns - p.tail_ns for p in compute])
+    shared = covered(*bodies, beside).tolist()
+    speeds = []
+    for p, alone, shared_ns in zip(compute, _alone_ns(compute, measured), shared, strict=True):
+        p.alone_ns = alone
+        if not p.fills or not shared_ns:
+            continue
+        p.speed = 1.0
+        if alone is not None and LEAST_SPEED <= (speed := 1 - (p.work_ns - alone) / shared_ns) <= 1:
+            p.speed, p.work_ns = speed, alone
+            speeds.append(speed)
+    usual = median(speeds) if speeds else 1.0
+    for p, shared_ns in zip(compute, shared, strict=True):
+        p.speed = p.speed if shared_ns else usual
+
+
+def _alone_ns(compute: Sequence[Piece], measured: Measured) -> list[int | None]:
+    """How long each would take with no collective beside it; None for a GEMM for which the trace has no yardstick."""
+    timeline, classified = measured.timeline, measured.classified
+    activities, gemms = measured.trace.activities, np.flatnonzero(classified.is_gemm)
+    rows = np.array([p.row for p in compute], np.int64)
+    beside = union(timeline.pieces.start_ns, timeline.pieces.end_ns)
+    had_company = (covered(activities.start_ns[rows], activities.end_ns[rows], beside) > 0) & classified.is_gemm[rows]
+    result: list[int | None] = [p.work_ns for p in compute]
+    for n in np.flatnonzero(had_company).tolist():
+        kind = int(timeline.yardstick.kind[np.searchsorted(gemms, rows[n])])
+        known = timeline.yardstick.alone_ns.get(kind)
+        result[n] = None if known is None else round(known)
+    return result
+
+
+def _times(ns: list[int]) -> I64:
+    return np.array(ns, np.int64)
