@@ -35,7 +35,7 @@ def needs_cause(c: Collective) -> bool:
 
 
 def needs_sms(trace: Trace, row: int) -> bool:
-    """Whether an activity needs SMs: a kernel does, and so does a copy inside one device, but not one between devices."""
+    """Whether an activity needs SMs: a kernel does, so does a copy inside one device, one between devices does not."""
     activities = trace.activities
     source, target = activities.source[row], activities.target[row]
     inside = source == target if source >= 0 and target >= 0 else "DtoD" in trace.names[activities.name[row]]
@@ -202,10 +202,10 @@ class _Gather:
     def _right_after(self, row: int) -> str:
         """What shows that it waited for an activity of another stream."""
         c, activities, names = self.c, self.work.trace.activities, self.work.trace.names
+        waited, gap = c.start_ns - (c.launch_ns or 0), c.start_ns - int(activities.end_ns[row])
         return (
-            f"launched {us(c.start_ns - (c.launch_ns or 0))} before it started, its stream free for {us(c.queue_ns or 0)}; it "
-            f"started {us(c.start_ns - int(activities.end_ns[row]))} after {short(names[activities.name[row]])} on stream "
-            f"{activities.stream[row]} ended"
+            f"launched {us(waited)} before it started, its stream free for {us(c.queue_ns or 0)}; it started {us(gap)} "
+            f"after {short(names[activities.name[row]])} on stream {activities.stream[row]} ended"
         )
 
     def _lack_of_sms(self, row: int) -> str | None:
@@ -213,27 +213,17 @@ class _Gather:
         trace, c = self.work.trace, self.c
         activities, device = trace.activities, trace.device
         start, end, blocks = (int(x[row]) for x in (activities.start_ns, activities.end_ns, activities.blocks))
-        if (
-            activities.kind[row] != KERNEL
-            or not needs_sms(trace, self.row)
-            or device.sms is None
-            or blocks < device.sms
-        ):
+        fills = activities.kind[row] == KERNEL and device.sms is not None and blocks >= device.sms
+        if not fills or not needs_sms(trace, self.row):
             return None
-        in_tail = end - c.start_ns <= TAIL_SHARE * (end - start)
-        ready_ns = c.start_ns - (c.queue_ns or 0)
-        if not in_tail or min(c.start_ns, end) - max(start, ready_ns) <= SMALL_QUEUE_NS:
+        left_ns, ready_ns = end - c.start_ns, c.start_ns - (c.queue_ns or 0)
+        if left_ns > TAIL_SHARE * (end - start) or min(c.start_ns, end) - max(start, ready_ns) <= SMALL_QUEUE_NS:
             return None
-        what = (
-            f"its {activities.blocks[self.row]} blocks"
-            if activities.blocks[self.row] > 0
-            else "its copy inside the device"
-        )
-        when = (
-            f"{us(end - c.start_ns)} before that ended" if end > c.start_ns else f"{us(c.start_ns - end)} after its end"
-        )
+        mine, kernel = int(activities.blocks[self.row]), short(trace.names[activities.name[row]])
+        what = f"its {mine} blocks" if mine > 0 else "its copy inside the device"
+        when = f"{us(left_ns)} before that ended" if left_ns > 0 else f"{us(-left_ns)} after its end"
         return (
-            f"ready {us(c.queue_ns or 0)} before it started; {what} waited for {short(trace.names[activities.name[row]])} "
+            f"ready {us(c.queue_ns or 0)} before it started; {what} waited for {kernel} "
             f"({blocks} blocks on {device.sms} SMs) and started {when}"
         )
 

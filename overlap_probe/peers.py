@@ -39,8 +39,9 @@ def same_calls(measured: Sequence[Measured]) -> Iterator[list[Member]]:
         for c in sorted(m.collectives, key=lambda c: c.start_ns if c.launch_ns is None else c.launch_ns):
             ranks = m.trace.groups.get(c.group or "")  # two groups of other ranks may have one name
             window = m.windows.names[m.window_of(c)] if m.window_of(c) >= 0 else None
-            key = (c.group, ranks, c.op, window) if c.sequence is None else (c.group, ranks, c.op)
-            by_key[(*key, place[key] if c.sequence is None else c.sequence)].append(_member(rank, m, c))
+            numbered = c.sequence is not None
+            key: tuple[object, ...] = (c.group, ranks, c.op) if numbered else (c.group, ranks, c.op, window)
+            by_key[(*key, c.sequence if numbered else place[key])].append(_member(rank, m, c))
             place[key] += 1
     for key, members in by_key.items():
         groups = [measured[m.rank].trace.groups.get(str(key[0])) for m in members]

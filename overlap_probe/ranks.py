@@ -19,7 +19,7 @@ from overlap_probe.errors import TraceError
 from overlap_probe.intervals import covered
 from overlap_probe.options import Options
 from overlap_probe.overlap import Measured, measure
-from overlap_probe.peers import Member, clock_offsets, same_calls
+from overlap_probe.peers import clock_offsets, same_calls
 from overlap_probe.readers import read_traces
 from overlap_probe.results import Collective, RunAnalysis
 
@@ -132,9 +132,10 @@ def _wait(c: Collective, shortest_ns: int, late_ns: int, late_by_ns: int) -> tup
 def _explain(c: Collective, waited_ns: int, in_queue: bool, measured: Measured, late_rank: int | None) -> Collective:
     """Its cause and what it waited for, now that the wait for a peer is known."""
     by_copies = c.mechanism == "copy_engine"
+    where = "in the queue" if by_copies else "inside the collective"
     evidence = (
-        f"waited {us(waited_ns)} {'in the queue' if by_copies else 'inside the collective'} for rank {late_rank}, which came "
-        f"later; the transfer takes {us(c.transfer_ns or 0)}"
+        f"waited {us(waited_ns)} {where} for rank {late_rank}, which came later; "
+        f"the transfer takes {us(c.transfer_ns or 0)}"
     )
     if in_queue:
         c = replace(c, waited_for="peer", evidence=evidence)

@@ -6,10 +6,10 @@ so the replay of an unchanged stretch is the stretch itself.
 
 What is inferred, and assumed:
 
-- Compute needs every gather launched before it, but for the last few: as few as the timeline allows count as gathered
-  ahead. A gather needs what was launched before it on streams that neither compute nor communicate, any other collective
-  the compute launched before it. What started right at the end of something launched before it was made to wait for that.
-  Nothing else limits how far gathers run ahead.
+- Compute needs the gather of its unit, where labels name both. Else it needs every gather launched before it but for the
+  last few: as few as the timeline allows count as gathered ahead. A gather needs what was launched before it on streams that neither compute nor communicate, any other
+  collective the compute launched before it. What started right at the end of something launched before it was made to
+  wait for that. Nothing else limits how far gathers run ahead.
 - A collective begins to move data when all of its ranks have come, and then takes as long as it did.
 """
 
@@ -17,91 +17,27 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from overlap_probe.causes import AT_ONCE_NS, SMALL_QUEUE_NS, needs_sms
-from overlap_probe.overlap import Measured
 from overlap_probe.peers import Member
+from overlap_probe.pieces import Part, Piece
 from overlap_probe.results import OPS
-from overlap_probe.tables import I64, KERNEL, NO_TIME
-
-
-@dataclass(frozen=True)
-class Part:
-    """One rank's part of a stretch."""
-
-    measured: Measured
-    rows: I64
-    """Its activities, in order of start."""
-    clock_ns: int
-    """How far the rank's clock is ahead of the first one's."""
-
-
-@dataclass(slots=True, eq=False)
-class Piece:
-    """One activity of one rank, or the meeting before the copies of a collective. Times by the first rank's clock."""
-
-    rank: int
-    row: int
-    """-1 for a meeting."""
-    stream: int
-    start_ns: int
-    end_ns: int
-    ready_ns: int
-    """When it could have started, had there been SMs: its start if it did not wait for them."""
-    launch_ns: int
-    floor_ns: int
-    """No change lets it start earlier: the beginning of the stretch, or the end of what its stream did before."""
-    collective: int
-    is_gather: bool
-    is_compute: bool
-    is_kernel: bool
-    needs_sms: bool
-    """It is part of a collective and cannot run without SMs."""
-    fills: bool
-    """It is compute whose grid fills the device."""
-    before: Piece | None
-    """The one before it on its stream."""
-    after: list[Piece] = field(default_factory=list)
-    """What else it waits for."""
-    delay_ns: int = 0
-    """From the last gate that is known until it is ready."""
-    work_ns: int = 0
-    """How long it takes once it runs and all ranks have come."""
-    alone_ns: int | None = None
-    """How long it would take with no collective beside it; None where it ran beside one and the trace does not say."""
-    speed: float = 1.0
-    """How fast it gets on beside a collective that holds SMs."""
-    tail_ns: int = 0
-    meets: Hashable = None
-    """Shared by the pieces of all ranks that wait for one another."""
-
-    @property
-    def is_meeting(self) -> bool:
-        return self.row < 0
-
-    @property
-    def counts(self) -> bool:
-        """It is compute or moves data of a collective: the pass is not over before it is."""
-        return self.is_compute or (self.collective >= 0 and not self.is_meeting)
-
-    @property
-    def gates_ns(self) -> int:
-        """When the last of its gates opened that are known."""
-        gates = [self.floor_ns, self.launch_ns, *(p.end_ns for p in self.after)]
-        return max(gates if self.before is None else [*gates, self.before.end_ns])
+from overlap_probe.sharing import compare_speeds, find_waits_for_sms
+from overlap_probe.tables import KERNEL, NO_TIME
 
 
 def record(rank: int, part: Part) -> list[Piece]:
-    """One rank's pieces, in order of start.
-
-    With whom they shared SMs is for `sharing.share_sms` to fill in, and then for `let_meet` whom they waited for.
-    """
+    """One rank's pieces, in order of start. For which ranks they waited is filled in by `let_meet`."""
     pieces = _pieces(rank, part)
+    find_waits_for_sms(pieces)
     _infer_dependencies(pieces, part)
+    for p in pieces:
+        p.delay_ns = p.ready_ns - p.gates_ns
+    compare_speeds(pieces, part.measured)
     return pieces
 
 
@@ -145,6 +81,7 @@ def _meet_before_copies(
 
 
 def _pieces(rank: int, part: Part) -> list[Piece]:
+    """Its activities as they stand in the timeline."""
     trace, classified = part.measured.trace, part.measured.classified
     a, rows, clock, sms = trace.activities, part.rows, part.clock_ns, trace.device.sms
     in_stretch = np.zeros(len(a), np.bool_)
@@ -189,12 +126,18 @@ def _pieces(rank: int, part: Part) -> list[Piece]:
 
 
 def _infer_dependencies(pieces: list[Piece], part: Part) -> None:
+    """Fill in what pieces of one stream waited for on others."""
     streams = set(part.measured.timeline.compute_streams.tolist())
     by_launch = sorted(pieces, key=lambda p: p.launch_ns)
     gathers: list[Piece] = []
     """Last piece of each gather, in order of launch."""
     launched: dict[int, int] = {}
     """Gathers launched before a piece of compute, by its row."""
+    of_unit: dict[str | None, Piece] = {}
+    """Last piece of each unit's gather."""
+    needed: dict[int, Piece] = {}
+    """What a piece of compute needs of its unit's gather, by its row."""
+    names = part.measured.classified.units
     latest: dict[int, Piece] = {}
     """The piece launched last on each stream, collectives left out; of compute streams only compute."""
     for p in by_launch:
@@ -202,11 +145,16 @@ def _infer_dependencies(pieces: list[Piece], part: Part) -> None:
             gathers.append(p)
         elif p.is_gather:
             gathers[-1] = p
+        if p.is_gather:
+            of_unit[names[p.collective]] = p
         if p.collective >= 0:
             wanted = (q for s, q in latest.items() if s != p.stream and (s in streams) != p.is_gather)
-            p.after += [q for q in wanted if q.end_ns <= p.start_ns]
+            p.after += [q for q in wanted if q.end_ns <= p.ready_ns]
         elif p.is_compute and p.stream in streams:
             launched[p.row] = len(gathers)
+            unit = part.units[p.row]
+            if unit is not None and unit in of_unit and of_unit[unit].end_ns <= p.start_ns:
+                needed[p.row] = of_unit[unit]
         if p.collective < 0 and (p.is_compute or p.stream not in streams):
             latest[p.stream] = p
     reached = np.maximum.accumulate(np.array([g.end_ns for g in gathers], np.int64))
@@ -219,17 +167,18 @@ def _infer_dependencies(pieces: list[Piece], part: Part) -> None:
             p.after.append(gathers[needs - 1])
     by_end = sorted(pieces, key=lambda p: p.end_ns)
     for p in pieces:
-        if p.start_ns - p.gates_ns > SMALL_QUEUE_NS:
+        if p.ready_ns - p.gates_ns > SMALL_QUEUE_NS:
             p.after += _ended_just_before(p, by_end)
 
 
 def _ended_just_before(p: Piece, by_end: Sequence[Piece]) -> list[Piece]:
-    """What ended last on another stream before it started, if that was just before and it was launched earlier."""
-    place = bisect_right(by_end, p.start_ns, key=lambda q: q.end_ns) - 1
-    while place >= 0 and p.start_ns - by_end[place].end_ns <= AT_ONCE_NS:
+    """What ended last on another stream before it was ready, if that was just before and it was launched earlier."""
+    # Copies may wait for other ranks, too, which came a little later for the same reason.
+    just_ns = AT_ONCE_NS if p.is_kernel or p.collective < 0 else 2 * SMALL_QUEUE_NS
+    place = bisect_right(by_end, p.ready_ns, key=lambda q: q.end_ns) - 1
+    while place >= 0 and p.ready_ns - by_end[place].end_ns <= just_ns:
         q = by_end[place]
         if q.stream != p.stream and q.launch_ns <= p.launch_ns and q.start_ns < p.start_ns:
             return [q]
         place -= 1
     return []
-

@@ -15,52 +15,46 @@ from statistics import median
 
 import numpy as np
 
-from overlap_probe.causes import AT_ONCE_NS, SMALL_QUEUE_NS, TAIL_SHARE
+from overlap_probe.causes import AT_ONCE_NS, TAIL_SHARE
 from overlap_probe.intervals import covered, union
 from overlap_probe.overlap import Measured
-from overlap_probe.recording import Piece
+from overlap_probe.pieces import Piece
 from overlap_probe.tables import I64
 
 LEAST_SPEED = 0.3
 """A GEMM that seems to have run slower than this beside a collective cannot be compared with the one that ran alone."""
 
 
-def share_sms(pieces: Sequence[Piece], measured: Measured) -> None:
-    """Fill in the delays, tails and speeds of one rank's pieces, which are in order of start."""
-    filling = [p for p in pieces if p.fills]
-    for p, q in pairwise(filling):
+def find_waits_for_sms(pieces: Sequence[Piece]) -> None:
+    """Fill in the tails, and when pieces were ready that waited for SMs; the pieces of one rank, in order of start."""
+    for p, q in pairwise([p for p in pieces if p.fills]):
         if q.start_ns < p.end_ns:  # two that ran at once did not fill the device
             p.fills = q.fills = False
-    _set_tails(pieces, [p for p in filling if p.fills])
-    _set_speeds([p for p in pieces if p.is_compute], [p for p in pieces if p.needs_sms], measured)
-
-
-def _set_tails(pieces: Sequence[Piece], filling: Sequence[Piece]) -> None:
+    filling = [p for p in pieces if p.fills]
     starts = [p.start_ns for p in filling]
     seen: dict[int, int] = {}
     """The longest tail that each filling kernel shows, by its place."""
     waited: list[float] = []
     """Shares of the kernels' time that were left when a collective that had waited for it could start."""
     for p in pieces:
-        p.delay_ns = p.start_ns - p.gates_ns
         place = bisect_left(starts, p.start_ns) - 1
-        if not p.needs_sms or place < 0 or p.start_ns > filling[place].end_ns + AT_ONCE_NS:
+        if not p.needs_sms or place < 0 or p.start_ns > filling[place].end_ns:
             continue
         kernel = filling[place]
-        left = max(kernel.end_ns - p.start_ns, 0)
+        left = kernel.end_ns - p.start_ns
         seen[place] = max(left, seen.get(place, 0))
-        blocked = min(p.start_ns, kernel.end_ns) - max(p.gates_ns, kernel.start_ns)
-        if blocked > SMALL_QUEUE_NS and left <= TAIL_SHARE * kernel.work_ns:
-            p.ready_ns = max(kernel.start_ns, p.gates_ns)
-            p.delay_ns = p.ready_ns - p.gates_ns
+        ready = max(kernel.start_ns, p.gates_ns)
+        if p.start_ns - ready > AT_ONCE_NS and left <= TAIL_SHARE * kernel.work_ns:
+            p.ready_ns = ready
             waited.append(left / kernel.work_ns)
     usual = median(waited) if waited else 0.0
     for place, kernel in enumerate(filling):
         kernel.tail_ns = seen.get(place, round(usual * kernel.work_ns))
 
 
-def _set_speeds(compute: Sequence[Piece], holders: Sequence[Piece], measured: Measured) -> None:
-    """How long each kernel of compute takes alone, and how fast it gets on beside a collective that holds SMs."""
+def compare_speeds(pieces: Sequence[Piece], measured: Measured) -> None:
+    """Fill in how long each kernel of compute takes alone, and its speed beside a collective that holds SMs."""
+    compute, holders = [p for p in pieces if p.is_compute], [p for p in pieces if p.needs_sms]
     beside = union(_times([p.start_ns for p in holders]), _times([p.end_ns for p in holders]))
     bodies = _times([p.start_ns for p in compute]), _times([p.end_ns - p.tail_ns for p in compute])
     shared = covered(*bodies, beside).tolist()

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
 from fsdp_runtime import MixedPrecision, fully_shard
 from overlap_probe.capture import capture
@@ -51,6 +52,7 @@ def train(options: LaunchOptions, folder: Path, device_type: str) -> None:
     dtype = torch.bfloat16 if device_type == "cuda" else torch.float32
     PROGRESS.report("info", {"arguments": {"device": device_type, "dim": dim, "batch": batch}})
 
+    mesh = init_device_mesh(device_type, (dist.get_world_size(),))
     torch.manual_seed(0)
     model = Model(options.children, dim, device)
     sharding: dict[str, Any] = {
@@ -59,8 +61,8 @@ def train(options: LaunchOptions, folder: Path, device_type: str) -> None:
         "mixed_precision": MixedPrecision(compute_dtype=dtype),
     }
     for layer in model.layers:
-        fully_shard(layer, **sharding)
-    fully_shard(model, **sharding)
+        fully_shard(layer, mesh, **sharding)
+    fully_shard(model, mesh, **sharding)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     x = torch.randn(batch, dim, device=device, dtype=dtype)
 
@@ -80,8 +82,14 @@ def _join(device_type: str) -> torch.device:
         torch.set_num_threads(1)
         dist.init_process_group("gloo")
         return torch.device("cpu")
-    local_rank = int(os.environ.get("LOCAL_RANK", int(os.environ["RANK"]) % torch.cuda.device_count()))
-    device = torch.device("cuda", local_rank)
+    gpus = torch.cuda.device_count()
+    local_rank = int(os.environ.get("LOCAL_RANK", int(os.environ["RANK"]) % gpus))
+    device = torch.device("cuda", local_rank % gpus)
     torch.cuda.set_device(device)
+    if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > gpus:
+        # NCCL refuses ranks that share a GPU, and so does symmetric memory unless told that it is meant.
+        os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
+        dist.init_process_group("gloo")
+        return device
     dist.init_process_group("nccl", device_id=device)
     return device

@@ -226,6 +226,25 @@ def test_gpus_that_are_not_there_are_an_error_if_asked_for_and_a_note_if_not(mon
         choose_device(LaunchOptions(device="cuda"), local_ranks=2)
 
 
+def test_ranks_share_a_gpu_only_to_test_copy_engine_gathers_and_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from overlap_probe.worker import choose_device
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    device, note = choose_device(LaunchOptions(device="cuda", gather="copy_engine"), local_ranks=2)
+    assert device == "cuda"
+    assert note is not None
+    assert note.startswith("2 ranks share 1 GPU:")
+    # Nobody gets it without asking for both.
+    assert choose_device(LaunchOptions(gather="copy_engine"), local_ranks=2)[0] == "cpu"
+    with pytest.raises(LaunchError):
+        choose_device(LaunchOptions(device="cuda", gather="copy_engine", script=("a.py",)), local_ranks=2)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(LaunchError):
+        choose_device(LaunchOptions(device="cuda", gather="copy_engine"), local_ranks=2)
+
+
 def test_hosts_meet_as_under_torchrun() -> None:
     from overlap_probe.agent import launch_config
 

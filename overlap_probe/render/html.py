@@ -49,7 +49,7 @@ def _payload(run: RunAnalysis) -> str:
     """JSON for the script: by row, what its columns sort and filter by. Cannot end the element that it stands in."""
     rows = [_keys(entry) for entry in listed_collectives(run)]
     data = {"columns": COLUMNS, "filters": FILTERS, "rows": rows}
-    return json.dumps(data, allow_nan=False).replace("</", "<\\/").replace("<!--", "<\\u0021--")
+    return json.dumps(data, allow_nan=False).replace("<", "\\u003c")
 
 
 def _keys(entry: summary.Entry) -> list[str | int | float | None]:
