@@ -86,6 +86,12 @@ def covered(start_ns: I64, end_ns: I64, by: Intervals) -> I64:
     return length_before(by, np.maximum(start_ns, end_ns)) - length_before(by, start_ns)
 
 
+def ranges(first: I64, count: I64) -> I64:
+    """The integers ``first``, ``first + 1`` ... of each of several runs, one run after the other."""
+    result: I64 = np.arange(count.sum()) + np.repeat(first - (np.cumsum(count) - count), count)
+    return result
+
+
 def intersect(a: Intervals, b: Intervals) -> Intervals:
     """The times in both sets."""
     if not len(a) or not len(b):
@@ -93,8 +99,7 @@ def intersect(a: Intervals, b: Intervals) -> Intervals:
     # Each interval of a meets the intervals of b from the first that ends after its start to the last that starts before its end.
     first = np.searchsorted(b.end_ns, a.start_ns, side="right")
     count = np.maximum(np.searchsorted(b.start_ns, a.end_ns, side="left") - first, 0)
-    in_a = np.repeat(np.arange(len(a)), count)
-    in_b = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count) + np.repeat(first, count)
+    in_a, in_b = np.repeat(np.arange(len(a)), count), ranges(first, count)
     return Intervals(np.maximum(a.start_ns[in_a], b.start_ns[in_b]), np.minimum(a.end_ns[in_a], b.end_ns[in_b]))
 
 

@@ -24,18 +24,23 @@ class Nesting:
     def _sweep(self, rows: I64, start_ns: I64, end_ns: I64) -> tuple[I64, I64]:
         """Moments at which the innermost range of a thread changes, and its row from then on."""
         # At one moment ranges end before others start; of those that start together the longest is the outermost.
-        starts = sorted((int(start_ns[r]), 1, -int(end_ns[r]), int(r)) for r in rows)
-        ends = sorted((int(end_ns[r]), 0, -int(start_ns[r]), int(r)) for r in rows)
-        moments, innermost, stack = [], [], [-1]
-        for at, opens, _, row in sorted(starts + ends):
-            if opens:
-                self.parent[row] = stack[-1]
+        start, end = start_ns[rows], end_ns[rows]
+        moments = np.concatenate((end, start))
+        opens = np.repeat((False, True), len(rows))
+        order = np.lexsort((np.concatenate((-start, -end)), opens, moments))
+        parent: dict[int, int] = {}
+        innermost, stack = [], [-1]
+        for row, opening in zip(np.tile(rows, 2)[order].tolist(), opens[order].tolist(), strict=True):
+            if opening:
+                parent[row] = stack[-1]
                 stack.append(row)
+            elif stack[-1] == row:
+                stack.pop()
             else:
-                stack.remove(row)
-            moments.append(at)
+                stack.remove(row)  # ranges that are not nested in each other
             innermost.append(stack[-1])
-        return np.array(moments, np.int64), np.array(innermost, np.int64)
+        self.parent[list(parent)] = list(parent.values())
+        return moments[order], np.array(innermost, np.int64)
 
     def innermost(self, thread: I32, at_ns: I64) -> I64:
         """Row of the innermost range around each moment of each thread, -1 where there is none."""

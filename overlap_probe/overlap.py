@@ -14,7 +14,7 @@ import numpy as np
 from overlap_probe import causes
 from overlap_probe.collectives import FOUND_BY, Classified, classify
 from overlap_probe.cpu_timeline import with_cpu_activities
-from overlap_probe.intervals import Intervals, covered, intersect, subtract, union, union_by_group
+from overlap_probe.intervals import Intervals, covered, ranges, union, union_by_group
 from overlap_probe.options import Options
 from overlap_probe.passes import Call, count, number_passes
 from overlap_probe.pictures import lanes
@@ -67,8 +67,14 @@ class Measured:
     def analysis(self) -> Analysis:
         """The numbers of every window."""
         trace, names = self.trace, self.windows.names
-        inside = {"whole": np.ones(len(trace.activities), np.bool_)}
-        inside |= {name: self.windows.of_activity == number for number, name in enumerate(names)}
+        rows = {"whole": np.arange(len(trace.activities))}
+        order = np.argsort(self.windows.of_activity, kind="stable")
+        bounds = np.searchsorted(self.windows.of_activity[order], np.arange(len(names) + 1))
+        rows |= {name: order[bounds[n] : bounds[n + 1]] for n, name in enumerate(names)}
+        members: dict[str, list[Collective]] = {name: [] for name in names} | {"whole": list(self.collectives)}
+        for c in self.collectives:
+            if self.window_of(c) >= 0:
+                members[names[self.window_of(c)]].append(c)
         pictured = names[0] if names else "whole"
         return Analysis(
             path=trace.path,
@@ -76,15 +82,14 @@ class Measured:
             rank=trace.rank,
             world_size=trace.world_size,
             windows={
-                name: _window(name, self.collectives, rows, self.classified, self.timeline)
-                for name, rows in inside.items()
+                name: _window(name, members[name], mine, self.classified, self.timeline) for name, mine in rows.items()
             },
             notes=trace.notes,
             incomplete=trace.incomplete,
             process=trace.process,
             device=trace.device_index,
             device_name=trace.device.name,
-            lanes=lanes(trace, self.classified, inside[pictured]),
+            lanes=lanes(trace, self.classified, rows[pictured]),
             pictured=pictured,
         )
 
@@ -128,6 +133,13 @@ class Timeline:
             pieces=pieces,
             yardstick=Yardstick(trace, np.flatnonzero(classified.is_gemm), times(is_collective)),
         )
+
+    def times_of(self, collectives: Sequence[int]) -> Intervals:
+        """The union of some collectives, by number."""
+        numbers = np.asarray(collectives, np.int64)
+        first = np.searchsorted(self.owner, numbers)
+        pieces = ranges(first, np.searchsorted(self.owner, numbers, side="right") - first)
+        return union(self.pieces.start_ns[pieces], self.pieces.end_ns[pieces])
 
     def per_collective(self, count: int, by: Intervals | None = None) -> I64:
         """Time of each collective, ns, or how much of it a set covers."""
@@ -236,12 +248,9 @@ def _mechanisms(trace: Trace, rows: I64, owner: I64, total: int) -> list[str]:
     return np.select([by_cpu, by_kernel & by_copy, by_kernel], ["cpu", "mixed", "sm"], "copy_engine").tolist()
 
 
-def _window(
-    name: str, collectives: Sequence[Collective], inside: Bool, classified: Classified, timeline: Timeline
-) -> Window:
-    """The numbers of one window: the collectives whose first activity was launched in it."""
+def _window(name: str, mine: Sequence[Collective], rows: I64, classified: Classified, timeline: Timeline) -> Window:
+    """The numbers of one window: its collectives, and the rows of the activities that were launched in it."""
     activities = timeline.trace.activities
-    mine = [c for c in collectives if inside[classified.first[c.index]]]
 
     def totals(some: Sequence[Collective]) -> Totals:
         return _totals(some, timeline)
@@ -265,8 +274,8 @@ def _window(
 
     ops = [op for op in OPS if op in ("all_gather", "reduce_scatter") or any(c.op == op for c in mine)]
     gemm, compute = (
-        union(activities.start_ns[rows & inside], activities.end_ns[rows & inside])
-        for rows in (classified.is_gemm, classified.is_compute)
+        union(activities.start_ns[some], activities.end_ns[some])
+        for some in (rows[classified.is_gemm[rows]], rows[classified.is_compute[rows]])
     )
     return Window(
         name=name,
@@ -281,19 +290,22 @@ def _window(
 
 
 def _totals(some: Sequence[Collective], timeline: Timeline) -> Totals:
-    """The numbers of a set of collectives: lengths of unions, and of what they share with other sets."""
-    chosen = np.isin(timeline.owner, [c.index for c in some])
-    times = union(timeline.pieces.start_ns[chosen], timeline.pieces.end_ns[chosen])
-    hidden = intersect(times, timeline.compute).total_ns
+    """The numbers of a set of collectives: the length of its union, and how much of that other sets cover."""
+    times = timeline.times_of([c.index for c in some])
+
+    def covered_ns(by: Intervals) -> int:
+        return int(covered(times.start_ns, times.end_ns, by).sum())
+
+    hidden = covered_ns(timeline.compute)
     slowdown = timeline.yardstick.slowdown_ns(times)
     return Totals(
         count=len(some),
         overlapped_by_gemm=sum(c.overlapped for c in some),
         time_ns=times.total_ns,
         hidden_ns=hidden,
-        hidden_by_gemm_ns=intersect(times, timeline.gemm).total_ns,
+        hidden_by_gemm_ns=covered_ns(timeline.gemm),
         exposed_ns=times.total_ns - hidden,
-        stalled_ns=subtract(times, timeline.busy).total_ns,
+        stalled_ns=times.total_ns - covered_ns(timeline.busy),
         slowdown_ns=slowdown,
         net_hidden_ns=None if slowdown is None else hidden - slowdown,
     )

@@ -13,17 +13,17 @@ import numpy as np
 from overlap_probe.collectives import Classified
 from overlap_probe.intervals import union
 from overlap_probe.results import OPS, Lane
-from overlap_probe.tables import Bool, Trace
+from overlap_probe.tables import I64, Trace
 
 COLUMNS = 4000
 
 
-def lanes(trace: Trace, classified: Classified, inside: Bool) -> tuple[Lane, ...]:
+def lanes(trace: Trace, classified: Classified, inside: I64) -> tuple[Lane, ...]:
     """One lane a stream and kind of work: all that ran between the first start and the last end of a window's activities.
 
     A window's gather may hide behind compute that an earlier window launched; the picture has to show it.
     """
-    if not inside.any():
+    if not len(inside):
         return ()
     everything = trace.activities
     start, end = everything.start_ns[inside].min(), everything.end_ns[inside].max()

@@ -21,6 +21,8 @@ class Yardstick:
     def __init__(self, trace: Trace, gemm_rows: I64, collectives: Intervals) -> None:
         activities, operations = trace.activities, trace.operations
         self.start_ns, self.end_ns = activities.start_ns[gemm_rows], activities.end_ns[gemm_rows]
+        self.reach_ns = np.maximum.accumulate(self.end_ns) if len(gemm_rows) else self.end_ns
+        """Latest end of a GEMM and all that began before it."""
         operation = activities.operation[gemm_rows]
         shapes = np.full(len(gemm_rows), -1, np.int64)
         if len(operations):
@@ -40,7 +42,11 @@ class Yardstick:
 
     def slowdown_ns(self, beside: Intervals) -> int | None:
         """How much longer the GEMMs beside a set of collectives ran, summed, at least 0; None where it cannot be known."""
-        slowed = np.flatnonzero(covered(self.start_ns, self.end_ns, beside) > 0)
+        if not len(beside):
+            return 0
+        first = np.searchsorted(self.reach_ns, beside.start_ns[0], side="right")
+        near = np.arange(first, np.searchsorted(self.start_ns, beside.end_ns[-1]))
+        slowed = near[covered(self.start_ns[near], self.end_ns[near], beside) > 0]
         if any(int(kind) not in self.alone_ns for kind in np.unique(self.kind[slowed])):
             return None
         alone = np.array([self.alone_ns[int(kind)] for kind in self.kind[slowed]])
