@@ -10,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import gzip
 import os
-import re
-import shutil
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -118,13 +116,16 @@ class Recorder:
         if steps < 1:
             raise ValueError(f"steps: expected 1 or more, got {steps}")
         self.folder, self.warmup, self.steps = folder, warmup, steps
+        self.lead_in = 1 if warmup > 1 else 0
+        """Steps of the warm-up that are recorded, too: recording begins on an idle device, so the host is late in the
+        first step, as it never is in training. That step is in the trace, but is no window."""
         self.count = 0
         self._profile: Any = None
 
     def start(self) -> None:
         """Begin to count; recording itself begins after the warm-up.
 
-        The last step of the warm-up runs with the profiler already warm: its first step is an outlier.
+        The last but one step of the warm-up runs with the profiler already warm; the last one is the lead-in.
         """
         from torch.profiler import ProfilerActivity, profile, schedule, supported_activities
 
@@ -133,9 +134,10 @@ class Recorder:
         self._check_is_alone(recording=False)
         supported = supported_activities()  # type: ignore[no-untyped-call]
         warm = min(self.warmup, 1)
+        wait, active = self.warmup - warm - self.lead_in, self.steps + self.lead_in
         self._profile = profile(
             activities=supported & {ProfilerActivity.CPU, ProfilerActivity.CUDA},
-            schedule=schedule(wait=self.warmup - warm, warmup=warm, active=self.steps, repeat=1),
+            schedule=schedule(wait=wait, warmup=warm, active=active, repeat=1),
             record_shapes=True,
         )
         Recorder._active = self
@@ -149,9 +151,9 @@ class Recorder:
             return
         self.count += 1
         done = self.count - self.warmup
-        if done in (0, self.steps):
+        if done in (-self.lead_in, self.steps):
             _wait_for_device()
-        self._check_is_alone(recording=done > 0)
+        self._check_is_alone(recording=done > -self.lead_in)
         self._profile.step()
         if done == self.steps:
             self._end(write=True)
@@ -191,9 +193,9 @@ class Recorder:
         profile.stop()
         if write:
             PROGRESS.report("state", "writing")
-            complete = self.warmup + self.steps
-            unfinished = self.count if self.count < complete else None
-            path = _write_trace(profile, self.folder, unfinished_step=unfinished)
+            no_windows = {"lead-in step": self.warmup - 1 if self.lead_in else None}
+            no_windows["unfinished step"] = self.count if self.count < self.warmup + self.steps else None
+            path = _write_trace(profile, self.folder, no_windows)
             PROGRESS.report("info", describe_rank())
             PROGRESS.report("wrote", path.name)
 
@@ -214,11 +216,11 @@ def current_rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-def _write_trace(profile: Any, folder: Path, *, unfinished_step: int | None) -> Path:
+def _write_trace(profile: Any, folder: Path, no_windows: dict[str, int | None]) -> Path:
     """Write what ``profile`` recorded as ``rank{R}.json.gz``, whole or not at all.
 
-    The profiler opens a range for each step before it knows whether there will be one. ``unfinished_step`` is the
-    number of a range that no step filled: it is renamed, so that nobody takes it for a step.
+    The profiler opens a range for each step, whether it counts or not. ``no_windows`` gives another name to the range
+    of some step, by number, so that nobody takes it for a window.
     """
     path = folder / f"rank{current_rank()}.json.gz"
     exported = folder / f".{path.stem}.{os.getpid()}.tmp"
@@ -227,11 +229,16 @@ def _write_trace(profile: Any, folder: Path, *, unfinished_step: int | None) -> 
         folder.mkdir(parents=True, exist_ok=True)
         profile.export_chrome_trace(os.path.relpath(exported))
         _check_is_whole(exported)
-        if unfinished_step is not None:
-            range_name = re.compile(rb'"ProfilerStep#%d"' % unfinished_step)
-            exported.write_bytes(range_name.sub(b'"unfinished step"', exported.read_bytes()))
+        names = {
+            b'"ProfilerStep#%d"' % step: b'"%s"' % name.encode()
+            for name, step in no_windows.items()
+            if step is not None
+        }
         with exported.open("rb") as source, gzip.open(packed, "wb", compresslevel=5) as target:
-            shutil.copyfileobj(source, target, 1 << 20)
+            for line in source:  # the exporter writes an event in a few lines
+                for old, new in names.items():
+                    line = line.replace(old, new) if b"ProfilerStep#" in line else line
+                target.write(line)
         os.replace(packed, path)
     except OSError as error:
         reason = error.strerror or error

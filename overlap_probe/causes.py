@@ -18,6 +18,7 @@ from overlap_probe.collectives import Classified
 from overlap_probe.intervals import Intervals, covered, union
 from overlap_probe.results import Collective
 from overlap_probe.tables import CPU_COLLECTIVE, I64, KERNEL, MEMCPY, Trace
+from overlap_probe.units import duration
 
 SMALL_QUEUE_NS = 20_000
 """Up to this long a collective started as soon as it was launched (design, section 3)."""
@@ -146,7 +147,7 @@ class _Gather:
             return "serial", f"it ran on stream {shared[0]}, on which compute runs too"
         if not work.amount(self.began_ns, c.start_ns):
             since = (
-                f"since its pass began {us(c.start_ns - self.began_ns)} earlier"
+                f"since its pass began {duration(c.start_ns - self.began_ns)} earlier"
                 if c.start_ns > self.began_ns
                 else "before it"
             )
@@ -171,10 +172,10 @@ class _Gather:
         begun, ended = max(int(compute.start_ns[first]), self.free_ns), int(compute.end_ns[last])
         if c.launch_ns - begun <= SMALL_QUEUE_NS:
             return None
-        after = f" and {us(c.launch_ns - ended)} after it had ended" if ended <= c.launch_ns else ""
+        after = f" and {duration(c.launch_ns - ended)} after it had ended" if ended <= c.launch_ns else ""
         return (
-            f"launched {us(c.launch_ns - begun)} after the compute that could hide it had begun{after}, and started "
-            f"{us(c.start_ns - c.launch_ns)} after its launch: the host came late"
+            f"launched {duration(c.launch_ns - begun)} after the compute that could hide it had begun{after}, "
+            f"and started {duration(c.start_ns - c.launch_ns)} after its launch: the host came late"
         )
 
     def waited_for(self) -> tuple[str | None, str | None]:
@@ -204,8 +205,8 @@ class _Gather:
         c, activities, names = self.c, self.work.trace.activities, self.work.trace.names
         waited, gap = c.start_ns - (c.launch_ns or 0), c.start_ns - int(activities.end_ns[row])
         return (
-            f"launched {us(waited)} before it started, its stream free for {us(c.queue_ns or 0)}; it started {us(gap)} "
-            f"after {short(names[activities.name[row]])} on stream {activities.stream[row]} ended"
+            f"launched {duration(waited)} before it started, its stream free for {duration(c.queue_ns or 0)}; "
+            f"it started {duration(gap)} after {short(names[activities.name[row]])} on stream {activities.stream[row]} ended"
         )
 
     def _lack_of_sms(self, row: int) -> str | None:
@@ -221,9 +222,9 @@ class _Gather:
             return None
         mine, kernel = int(activities.blocks[self.row]), short(trace.names[activities.name[row]])
         what = f"its {mine} blocks" if mine > 0 else "its copy inside the device"
-        when = f"{us(left_ns)} before that ended" if left_ns > 0 else f"{us(-left_ns)} after its end"
+        when = f"{duration(left_ns)} before that ended" if left_ns > 0 else f"{duration(-left_ns)} after its end"
         return (
-            f"ready {us(c.queue_ns or 0)} before it started; {what} waited for {kernel} "
+            f"ready {duration(c.queue_ns or 0)} before it started; {what} waited for {kernel} "
             f"({blocks} blocks on {device.sms} SMs) and started {when}"
         )
 
@@ -238,18 +239,16 @@ class _Gather:
         if missed > SMALL_QUEUE_NS and c.start_ns - self.free_ns > SMALL_QUEUE_NS:
             return None
         beside = self.work.amount(c.start_ns, c.end_ns)
-        return f"it took {us(c.time_ns)}, all the compute beside it {us(beside)}: there was not enough to hide it"
+        took = f"it took {duration(c.time_ns)}, all the compute beside it {duration(beside)}"
+        return f"{took}: there was not enough to hide it"
 
     def _what_is_known(self) -> str:
         c = self.c
         if c.launch_ns is None:
             return "the trace does not say when it was launched"
-        return f"launched {us(c.start_ns - c.launch_ns)} before it started, queued for {us(c.queue_ns or 0)}"
-
-
-def us(ns: int) -> str:
-    """A time for people to read."""
-    return f"{ns / 1000:.1f} us" if abs(ns) < 10_000_000 else f"{ns / 1e6:.1f} ms"
+        return (
+            f"launched {duration(c.start_ns - c.launch_ns)} before it started, queued for {duration(c.queue_ns or 0)}"
+        )
 
 
 def short(name: str) -> str:

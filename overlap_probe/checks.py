@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from overlap_probe.causes import us
 from overlap_probe.errors import CheckSyntaxError
 from overlap_probe.results import (
     OPS,
@@ -29,9 +28,10 @@ from overlap_probe.results import (
     Verdict,
     Window,
 )
+from overlap_probe.units import duration
 
 METRICS = ("overlaps", "hidden", "exposed", "stalled", "net_hidden", "slowdown")
-_OPERATORS: dict[str, Callable[[float, float], bool]] = {
+OPERATORS: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
     "<=": operator.le,
     "==": operator.eq,
@@ -173,7 +173,7 @@ def _hold(check: Check, rank: Analysis, window: Window) -> Finding:
 
     def finding(status: str, message: str, value: float | None = None, limit: float | None = None) -> Finding:
         evidence = tuple(_evidence(check, _scope(check, window)[1])) if status == "fail" else ()
-        return Finding(check.text, status, message, rank.rank, rank.path, window.name, value, limit, evidence)
+        return _finding(check, rank, status, message, window.name, value, limit, evidence)
 
     if rank.incomplete:
         return finding("inconclusive", f"records are missing from this trace: {rank.incomplete[0]}")
@@ -193,9 +193,10 @@ def _hold(check: Check, rank: Analysis, window: Window) -> Finding:
             return finding("inconclusive", f"{check.metric} is not known: no comparable GEMM ran alone in this trace")
         value = 100 * amount / totals.time_ns if check.unit == "%" else amount
         limit = check.limit or 0.0
-        said = f"{check.metric} is {us(amount)}, {100 * amount / totals.time_ns:.1f} % of the {where}' {us(totals.time_ns)}"
-        wanted = f"{limit:g} %" if check.unit == "%" else us(int(limit))
-    holds = _OPERATORS[check.compare](value, limit)
+        share = f"{100 * amount / totals.time_ns:.1f} % of the {where}' {duration(totals.time_ns)}"
+        said = f"{check.metric} is {duration(amount)}, {share}"
+        wanted = f"{limit:g} %" if check.unit == "%" else duration(int(limit))
+    holds = OPERATORS[check.compare](value, limit)
     return finding("pass" if holds else "fail", f"{said}, wanted {check.compare} {wanted}", value, limit)
 
 
@@ -213,9 +214,9 @@ def _measure(check: Check, window: Window) -> tuple[Totals, list[Collective], Ph
     phase, some = _scope(check, window)
     things = check.op.replace("_", "-") + ("s" if check.op != "communication" else "")
     if phase is None:
-        totals = window.communication if check.op == "communication" else window.by_op.get(check.op, Totals())
-        return totals, some, None, things
-    totals = getattr(phase, check.op, None)
+        everything = window.communication if check.op == "communication" else window.by_op.get(check.op, Totals())
+        return everything, some, None, things
+    totals: Totals | None = getattr(phase, check.op, None)
     if totals is None:
         return Totals(), [], phase, f"{check.phase} {things} (only all_gather and reduce_scatter are totalled by phase)"
     return totals, some, phase, f"{check.phase} {things}"
@@ -246,7 +247,33 @@ def _quorum(check: Check, rank: Analysis, held: Sequence[Finding], quorum: AtLea
         status = "pass" if passed >= need else "fail" if len(held) - failed < need else "inconclusive"
         message = f"{passed} of {len(held)} windows hold, {need} wanted"
     evidence = tuple(f"{f.window}: {f.message}" for f in held if f.status != "pass")[:MOST_EVIDENCE]
-    return Finding(check.text, status, message, rank.rank, rank.path, None, passed, need, evidence)
+    return _finding(check, rank, status, message, None, passed, need, evidence)
+
+
+def _finding(
+    check: Check,
+    rank: Analysis,
+    status: str,
+    message: str,
+    window: str | None,
+    value: float | None,
+    limit: float | None,
+    evidence: tuple[str, ...],
+) -> Finding:
+    """A finding on one rank, which it names as its Analysis does."""
+    return Finding(
+        check.text,
+        status,
+        message,
+        rank.rank,
+        rank.path,
+        window,
+        value,
+        limit,
+        evidence,
+        process=rank.process,
+        device=rank.device,
+    )
 
 
 def _evidence(check: Check, some: Iterable[Collective]) -> Iterable[str]:
@@ -254,4 +281,5 @@ def _evidence(check: Check, some: Iterable[Collective]) -> Iterable[str]:
     bad = [c for c in some if c.exposed_ns and (check.metric != "overlaps" or not c.overlapped)]
     for c in sorted(bad, key=lambda c: -c.exposed_ns)[:MOST_EVIDENCE]:
         why = f"{c.cause}: {c.evidence}" if c.cause else (c.evidence or "little of it is exposed")
-        yield f"{c.op} of {c.unit or 'an unknown unit'}: exposed {us(c.exposed_ns)} of {us(c.time_ns)}; {why}"
+        exposed = f"exposed {duration(c.exposed_ns)} of {duration(c.time_ns)}"
+        yield f"{c.op} of {c.unit or 'an unknown unit'}: {exposed}; {why}"

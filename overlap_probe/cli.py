@@ -5,6 +5,9 @@ The idea: errors of our own become one line and exit code 2 here and nowhere els
 
 from __future__ import annotations
 
+import errno
+import os
+import signal
 import sys
 from typing import Any
 
@@ -13,11 +16,14 @@ import click
 import overlap_probe as op
 from overlap_probe.commands.analyze import analyze
 from overlap_probe.commands.assert_ import assert_
+from overlap_probe.commands.baseline import baseline
+from overlap_probe.commands.diff import diff
 from overlap_probe.commands.report import report
 from overlap_probe.commands.run import run
 
 BAD_INPUT = 2
-INTERRUPTED = 130
+INTERRUPTED = 128 + signal.SIGINT
+NOBODY_READS = 128 + signal.SIGPIPE
 
 
 class _Commands(click.Group):
@@ -25,17 +31,38 @@ class _Commands(click.Group):
         kwargs["standalone_mode"] = False
         try:
             code = super().main(*args, **kwargs)
-        except click.ClickException as error:
+        except click.exceptions.NoArgsIsHelpError as error:
             error.show()
-            code = error.exit_code
+            code = BAD_INPUT
+        except click.ClickException as error:
+            context = getattr(error, "ctx", None)
+            _say(error.format_message().rstrip("."), f"; try {context.command_path} --help" if context else "")
+            code = BAD_INPUT
         except (click.Abort, KeyboardInterrupt):
-            click.echo("overlap_probe: interrupted", err=True)
+            _say("interrupted")
             code = INTERRUPTED
         except op.OverlapProbeError as error:
-            click.echo(f"overlap_probe: {error}".encode("utf-8", "backslashreplace").decode(), err=True)
+            _say(str(error))
             signal_number = getattr(error, "signal_number", None)
             code = BAD_INPUT if signal_number is None else 128 + signal_number
         sys.exit(code or 0)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command. Readers and writers of files raise errors of ours: what is left concerns the output."""
+        try:
+            code = super().invoke(ctx)
+            sys.stdout.flush()
+            return code
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would try again as it ends
+            if error.errno == errno.EPIPE:
+                return NOBODY_READS
+            raise op.OverlapProbeError(f"the output cannot be written: {error.strerror or error}") from error
+
+
+def _say(*parts: str) -> None:
+    text = f"overlap_probe: {''.join(parts)}"
+    click.echo(text.encode("utf-8", "backslashreplace").decode(), err=True)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -44,7 +71,7 @@ def main() -> None:
     """Do FSDP's all-gathers hide behind GEMMs, how much of them does, and why not the rest?"""
 
 
-for command in (run, analyze, report, assert_):
+for command in (run, analyze, report, assert_, diff, baseline):
     main.add_command(command)
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from overlap_probe.labels import Label, LabelReader
 from overlap_probe.nesting import Nesting
 from overlap_probe.options import Options
 from overlap_probe.results import OPS
-from overlap_probe.tables import CPU_COLLECTIVE, I64, KERNEL, MEMCPY, MEMSET, NO_TIME, OPERATOR, Bool, Trace
+from overlap_probe.tables import CPU_COLLECTIVE, I8, I64, KERNEL, MEMCPY, MEMSET, NO_TIME, OPERATOR, Bool, Trace
 
 BY_RULE, BY_OPERATION, BY_LABEL, BY_NAME = range(4)
 FOUND_BY = ("rule", "operation", "label", "name")
@@ -44,7 +44,7 @@ class Classified:
     units: tuple[str | None, ...]
     phases: tuple[str, ...]
     occasions: tuple[int, ...]
-    """Row of the label that named the unit: two gathers of one unit under one label belong to one gathering of it; -1: none."""
+    """Row of the label that named the unit, -1 for none: calls under one label belong to one gathering of the unit."""
 
     @cached_property
     def count(self) -> int:
@@ -186,7 +186,7 @@ class _Labels:
         at[by_operation] = trace.operations.start_ns[operation[by_operation]]
         return np.where(at == NO_TIME, -1, self.nesting.innermost(activities.launch_thread[rows], at))
 
-    def claims(self, call: I64, around: I64, kind: I64, found_by: I64, gemm: Bool) -> Bool:
+    def claims(self, call: I64, around: I64, kind: I8, found_by: I64, gemm: Bool) -> Bool:
         """Activities that a label makes part of its collective: the strongest candidates of its range."""
         if not len(self.call):
             return np.zeros(len(call), np.bool_)
@@ -206,5 +206,6 @@ class _Labels:
             np.maximum.at(best, at, what)
             at = self.nesting.parent[at]
             at, what = at[at >= 0], what[at >= 0]
-        result: Bool = (call >= 0) & (strength > 0) & (strength < 4) & (strength == best[call])
-        return result & (kind != CPU_COLLECTIVE)
+        claimed = (call >= 0) & (strength > 0) & (strength < 4) & (strength == best[call])
+        result: Bool = claimed & (kind != CPU_COLLECTIVE)
+        return result

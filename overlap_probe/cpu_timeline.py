@@ -18,7 +18,7 @@ from overlap_probe.tables import CPU_COLLECTIVE, I64, OPERATOR, Activities, Trac
 
 
 def with_cpu_activities(trace: Trace) -> Trace:
-    """The trace itself if anything ran on a device or no gloo row exists, else the same with ``activities`` made of host rows."""
+    """The trace with activities made of host rows; itself, if anything ran on a device or there is no gloo row."""
     gloo = np.array([kernels.is_gloo_row(n) for n in trace.names], np.bool_)
     rows = np.flatnonzero(gloo[trace.ranges.name]) if len(trace.ranges) else np.empty(0, np.int64)
     if len(trace.activities) or not len(rows):

@@ -96,7 +96,7 @@ def intersect(a: Intervals, b: Intervals) -> Intervals:
     """The times in both sets."""
     if not len(a) or not len(b):
         return EMPTY
-    # Each interval of a meets the intervals of b from the first that ends after its start to the last that starts before its end.
+    # An interval of a meets those of b from the first that ends after its start to the last that starts before its end.
     first = np.searchsorted(b.end_ns, a.start_ns, side="right")
     count = np.maximum(np.searchsorted(b.start_ns, a.end_ns, side="left") - first, 0)
     in_a, in_b = np.repeat(np.arange(len(a)), count), ranges(first, count)

@@ -27,7 +27,8 @@ _KINDS = (
 
 _COMMUNICATION_KERNEL = re.compile(
     r"^(?:void )?(?:nccl|rccl|msccl)\w*Kernel"
-    r"|^(?:void )?(?:\w+::|\(anonymous namespace\)::)*(?:multimem|one_shot|two_shot)_(?:all_reduce|all_gather|reduce_scatter)",
+    r"|^(?:void )?(?:\w+::|\(anonymous namespace\)::)*(?:multimem|one_shot|two_shot)"
+    r"_(?:all_reduce|all_gather|reduce_scatter)",
     re.IGNORECASE,
 )
 _COLLECTIVE_OPERATION = re.compile(r"^(?:record_param_comms$|c10d::|_c10d_functional(?:_autograd)?::)")
@@ -108,7 +109,7 @@ def is_communication_kernel(name: str) -> bool:
 
 @cache
 def is_collective_operation(name: str) -> bool:
-    """Whether a host operation is a call of a collective (``record_param_comms``, ``c10d::*``, ``_c10d_functional::*``)."""
+    """Whether a host operation calls a collective: ``record_param_comms``, ``c10d::*``, ``_c10d_functional::*``."""
     return bool(_COLLECTIVE_OPERATION.match(name)) and not _NOT_A_CALL.search(name)
 
 

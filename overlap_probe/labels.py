@@ -54,7 +54,8 @@ GRAMMARS: tuple[tuple[str, re.Pattern[str], Callable[[re.Match[str]], Label]], .
     (
         "fsdp_runtime",
         re.compile(
-            r"fsdp_runtime::(?:(?P<op>all_gather|reduce_scatter|all_reduce)|\w+) (?P<phase>forward|backward) \((?P<unit>.*)\)",
+            r"fsdp_runtime::(?:(?P<op>all_gather|reduce_scatter|all_reduce)|\w+)"
+            r" (?P<phase>forward|backward) \((?P<unit>.*)\)",
             re.DOTALL,
         ),
         _named,

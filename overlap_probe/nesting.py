@@ -1,7 +1,7 @@
 """Finds the innermost range around a moment of a host thread.
 
-The idea: between two neighbouring boundaries of a thread's ranges the innermost one does not change, so one sweep with a
-stack turns any number of ranges into a step function of time, and any number of moments are then looked up at once.
+The idea: between two neighbouring boundaries of a thread's ranges the innermost one does not change, so one sweep with
+a stack turns any number of ranges into a step function of time, and any number of moments are looked up at once.
 """
 
 from __future__ import annotations

@@ -21,7 +21,9 @@ class Options:
     min_overlap_ns: int = 0
     """A collective overlaps a GEMM if it does so for longer than this (``--min-overlap``)."""
     unit_labels: tuple[re.Pattern[str], ...] = ()
-    """A user's own label grammars (``--unit-label``): groups named ``unit``, ``phase``, ``op``, or the first group is the unit."""
+    """A user's label grammars (``--unit-label``): groups ``unit``, ``phase``, ``op``, or the first group is the unit."""
+    what_if: bool = False
+    """Also replay each pass with one thing different (``--what-if``)."""
 
     @classmethod
     def parse(
@@ -30,6 +32,7 @@ class Options:
         window: str | None = None,
         min_overlap_ns: int = 0,
         unit_labels: Sequence[str] = (),
+        what_if: bool = False,
     ) -> Options:
         """From the texts of the command line; raises CheckSyntaxError that names the option."""
         return cls(
@@ -37,6 +40,7 @@ class Options:
             window=None if window is None else _regex("--window", window),
             min_overlap_ns=min_overlap_ns,
             unit_labels=tuple(_regex("--unit-label", text) for text in unit_labels),
+            what_if=what_if,
         )
 
 

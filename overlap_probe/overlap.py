@@ -60,6 +60,13 @@ class Measured:
     collectives: tuple[Collective, ...]
     """In order of start."""
 
+    @property
+    def identity(self) -> str | None:
+        """What tells it from the run's other ranks: its rank, else its process; None if neither is known."""
+        if self.trace.rank is not None:
+            return f"rank {self.trace.rank}"
+        return None if self.trace.process is None else f"process {self.trace.process}, device {self.trace.device_index}"
+
     def window_of(self, collective: Collective) -> int:
         """Number of the window in which a collective was launched, -1 for none."""
         return int(self.windows.of_activity[self.classified.first[collective.index]])
@@ -245,7 +252,10 @@ def _mechanisms(trace: Trace, rows: I64, owner: I64, total: int) -> list[str]:
     by_kernel[owner[kind == KERNEL]] = True
     by_cpu[owner[kind == CPU_COLLECTIVE]] = True
     by_copy[owner[~np.isin(kind, (KERNEL, CPU_COLLECTIVE))]] = True
-    return np.select([by_cpu, by_kernel & by_copy, by_kernel], ["cpu", "mixed", "sm"], "copy_engine").tolist()
+    said: list[str] = np.select(
+        [by_cpu, by_kernel & by_copy, by_kernel], ["cpu", "mixed", "sm"], "copy_engine"
+    ).tolist()
+    return said
 
 
 def _window(name: str, mine: Sequence[Collective], rows: I64, classified: Classified, timeline: Timeline) -> Window:

@@ -1,7 +1,7 @@
 """Counts expected overlaps: in each pass, all children of the root but one.
 
-The idea (design, section 3): the first child has nothing to hide behind, all others have the compute of the child before
-them. A window may hold several passes (gradient accumulation); a pass ends when a unit is gathered again.
+The idea (design, section 3): the first child has nothing to hide behind, all others have the compute of the child
+before them. A window may hold several passes (gradient accumulation); a pass ends when a unit is gathered again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Call:
 
     unit: str | None
     occasion: int
-    """Calls of one unit with the same occasion are one gathering of it (a unit of several dtypes makes several calls)."""
+    """Calls of a unit with the same occasion are one gathering of it: a unit of several dtypes makes several."""
 
 
 def number_passes(calls: Sequence[Call]) -> list[int]:

@@ -32,7 +32,12 @@ class Member:
 
 
 def same_calls(measured: Sequence[Measured]) -> Iterator[list[Member]]:
-    """Each collective that all ranks of its group have in their traces, as its members, in order of rank."""
+    """Each collective that all ranks of its group have in their traces, as its members, in order of rank.
+
+    None at all where two traces may be of one rank.
+    """
+    if len({m.identity for m in measured} - {None}) < len(measured):
+        return
     by_key: dict[tuple[object, ...], list[Member]] = defaultdict(list)
     for rank, m in enumerate(measured):
         place: Counter[tuple[object, ...]] = Counter()

@@ -19,7 +19,7 @@ COLUMNS = 4000
 
 
 def lanes(trace: Trace, classified: Classified, inside: I64) -> tuple[Lane, ...]:
-    """One lane a stream and kind of work: all that ran between the first start and the last end of a window's activities.
+    """One lane a stream and kind of work: all that ran from the first start to the last end of a window's activities.
 
     A window's gather may hide behind compute that an earlier window launched; the picture has to show it.
     """

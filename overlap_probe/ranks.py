@@ -8,20 +8,22 @@ leave a collective together, so clocks are aligned on the ends of collectives (`
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from overlap_probe.causes import SMALL_QUEUE_NS, needs_cause, us
+from overlap_probe.causes import SMALL_QUEUE_NS, needs_cause
 from overlap_probe.errors import TraceError
 from overlap_probe.intervals import covered
 from overlap_probe.options import Options
 from overlap_probe.overlap import Measured, measure
 from overlap_probe.peers import clock_offsets, same_calls
 from overlap_probe.readers import read_traces
-from overlap_probe.results import Collective, RunAnalysis
+from overlap_probe.results import Analysis, Collective, RunAnalysis, WhatIf
+from overlap_probe.units import duration
+from overlap_probe.what_if import what_if
 
 TRACE_ENDINGS = (".json", ".json.gz", ".sqlite", ".nsys-rep")
 NOT_TRACES = frozenset({"result.json", "baseline.json"})
@@ -49,7 +51,20 @@ def analyze_run(paths: PathLike | Sequence[PathLike], options: Options | None = 
             problems += _missing_ranks(Path(path), measured[-len(traces) :])
     measured.sort(key=lambda m: (m.trace.rank is None, m.trace.rank or 0))
     measured = _note_doubles(measured)
-    return RunAnalysis(tuple(m.analysis() for m in join(measured)), tuple(problems))
+    ranks = join(measured)
+    analyses = [m.analysis() for m in ranks]
+    if options and options.what_if:
+        analyses = [_with_what_if(a, answers) for a, answers in zip(analyses, what_if(ranks), strict=True)]
+    return RunAnalysis(tuple(analyses), tuple(problems))
+
+
+def _with_what_if(analysis: Analysis, answers: Mapping[tuple[str, str], WhatIf]) -> Analysis:
+    """The analysis with each window's answers, by phase."""
+    windows = {
+        name: replace(window, what_if={phase: answer for (of, phase), answer in answers.items() if of == name})
+        for name, window in analysis.windows.items()
+    }
+    return replace(analysis, windows=windows)
 
 
 def trace_files(path: Path) -> list[Path]:
@@ -92,9 +107,6 @@ def _note_doubles(measured: Sequence[Measured]) -> list[Measured]:
 
 def join(measured: Sequence[Measured]) -> list[Measured]:
     """The same ranks with ``wait_ns`` and ``transfer_ns`` filled in, and the cause ``peer_wait`` where it applies."""
-    ranks = [m.trace.rank for m in measured]
-    if len(measured) < 2 or len(set(ranks)) < len(ranks):
-        return list(measured)
     calls = list(same_calls(measured))
     offset = clock_offsets(calls, len(measured))
     collectives = [list(m.collectives) for m in measured]
@@ -107,7 +119,7 @@ def join(measured: Sequence[Measured]) -> list[Measured]:
             waited, in_queue = _wait(me.c, shortest, late.arrival_ns + ahead, late.arrived_by_ns + ahead)
             c = replace(me.c, wait_ns=waited, transfer_ns=min(me.c.time_ns, shortest))
             if waited and c.op == "all_gather":
-                c = _explain(c, waited, in_queue, measured[me.rank], ranks[late.rank])
+                c = _explain(c, waited, in_queue, measured[me.rank], str(measured[late.rank].identity))
             collectives[me.rank][c.index] = c
     return [replace(m, collectives=tuple(cs)) for m, cs in zip(measured, collectives, strict=True)]
 
@@ -129,14 +141,12 @@ def _wait(c: Collective, shortest_ns: int, late_ns: int, late_by_ns: int) -> tup
     return waited, came_last and c.queue_ns > SMALL_QUEUE_NS and 2 * waited > c.queue_ns
 
 
-def _explain(c: Collective, waited_ns: int, in_queue: bool, measured: Measured, late_rank: int | None) -> Collective:
+def _explain(c: Collective, waited_ns: int, in_queue: bool, measured: Measured, late: str) -> Collective:
     """Its cause and what it waited for, now that the wait for a peer is known."""
     by_copies = c.mechanism == "copy_engine"
     where = "in the queue" if by_copies else "inside the collective"
-    evidence = (
-        f"waited {us(waited_ns)} {where} for rank {late_rank}, which came later; "
-        f"the transfer takes {us(c.transfer_ns or 0)}"
-    )
+    transfer = f"the transfer takes {duration(c.transfer_ns)}"
+    evidence = f"waited {duration(waited_ns)} {where} for {late}, which came later; {transfer}"
     if in_queue:
         c = replace(c, waited_for="peer", evidence=evidence)
     if not needs_cause(c) or c.cause in ("serial", "first"):

@@ -38,7 +38,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """The forward or the backward of a window. ``expected`` is None where there is nothing to expect (0 or 1 children)."""
+    """The forward or the backward of a window. ``expected`` is None with 0 or 1 children."""
 
     all_gather: Totals
     reduce_scatter: Totals
@@ -92,6 +92,39 @@ class Collective:
 
 
 @dataclass(frozen=True, slots=True)
+class WhatIf:
+    """What a phase of a window takes, all passes together, and would take; ns, None where it cannot be known.
+
+    A pass takes from the start of the first of its compute and collectives to the end of the last.
+    """
+
+    now_ns: int
+    all_hidden_ns: int | None = None
+    """All-gathers run ahead, one after another on a stream of their own, and need no SMs to start: all are hidden that
+    can be. Compute takes as long as it did."""
+    no_waits_ns: int | None = None
+    """No rank waits for another in a collective. None without the other ranks."""
+    no_slowdown_ns: int | None = None
+    """GEMMs beside collectives take what they take alone. None where the trace has no such GEMM to compare with."""
+    host_in_time_ns: int | None = None
+    """Everything is launched before it could start."""
+
+    def __add__(self, other: WhatIf) -> WhatIf:
+        """Both together; what one of them does not know, the sum does not."""
+
+        def add(a: int | None, b: int | None) -> int | None:
+            return None if a is None or b is None else a + b
+
+        return WhatIf(
+            self.now_ns + other.now_ns,
+            add(self.all_hidden_ns, other.all_hidden_ns),
+            add(self.no_waits_ns, other.no_waits_ns),
+            add(self.no_slowdown_ns, other.no_slowdown_ns),
+            add(self.host_in_time_ns, other.host_in_time_ns),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Window:
     """W of the design: one stretch of one rank's timeline."""
 
@@ -104,6 +137,8 @@ class Window:
     forward: Phase
     backward: Phase
     collectives: tuple[Collective, ...]
+    what_if: dict[str, WhatIf] = field(default_factory=dict)
+    """By phase, where it was asked for."""
 
     @property
     def all_gather(self) -> Totals:
@@ -153,7 +188,7 @@ class Analysis:
         return others or self.windows
 
     def to_frame(self) -> pd.DataFrame:
-        """One row a collective (all windows but ``whole`` where there are others), columns as in the JSON plus rank, window."""
+        """One row a collective of the step windows (of ``whole``, if there are none), columns as in the JSON."""
         from overlap_probe.render.frame import to_frame
 
         return to_frame(self)
@@ -186,6 +221,9 @@ class Finding:
     limit: float | int | None = None
     evidence: tuple[str, ...] = ()
     """Collectives that did not hold, one line each with cause."""
+    process: int | None = None
+    device: int | None = None
+    """Which of the processes and devices of one file, as in its Analysis."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Makes a run from start to end: launch, analyse, judge, and leave everything in the run's folder.
 
-The idea: the folder is the run. It holds each rank's trace, the result (with how it was made), the report and the verdict
-for a CI, and any of them can be made again from the traces alone.
+The idea: the folder is the run. It holds each rank's trace, the result (with how it was made), the report and the
+verdict for a CI, and any of them can be made again from the traces alone.
 """
 
 from __future__ import annotations

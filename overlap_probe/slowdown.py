@@ -41,7 +41,7 @@ class Yardstick:
                 self.alone_ns[int(kind)] = median
 
     def slowdown_ns(self, beside: Intervals) -> int | None:
-        """How much longer the GEMMs beside a set of collectives ran, summed, at least 0; None where it cannot be known."""
+        """How much longer the GEMMs beside some collectives ran, summed, at least 0; None where it cannot be known."""
         if not len(beside):
             return 0
         first = np.searchsorted(self.reach_ns, beside.start_ns[0], side="right")

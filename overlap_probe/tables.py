@@ -1,7 +1,7 @@
 """The tables that a Trace consists of, validated once at the reader's edge.
 
-The idea: a reader resolves everything that is peculiar to its format (which call launched a kernel, on which host thread,
-on behalf of which operation) and hands over plain columns; after that no code knows which profiler made the timeline.
+The idea: a reader resolves everything that is peculiar to its format (which call launched a kernel, on which host
+thread, on behalf of which operation) and hands over plain columns; no code after it knows which profiler was used.
 All columns are numpy arrays of equal length; texts are codes into ``Trace.names``. Times are integer nanoseconds of one
 clock (int64), intervals are half-open. A number that the trace does not have is ``NO_TIME`` (times) or -1 (all others).
 """
@@ -40,9 +40,8 @@ class Table:
         for column in fields(self):
             values, want = getattr(self, column.name), _DTYPES[str(column.type)]
             if values.dtype != want or values.ndim != 1 or len(values) != len(self):
-                raise ValueError(
-                    f"{type(self).__name__}.{column.name}: {values.dtype}{values.shape}, wanted {want.__name__}[{len(self)}]"
-                )
+                found = f"{values.dtype}{values.shape}"
+                raise ValueError(f"{type(self).__name__}.{column.name}: {found}, wanted {want.__name__}[{len(self)}]")
 
     def take(self, rows: npt.NDArray[Any]) -> Any:
         """The same table with only the rows that an index array or a mask selects, in that order."""
@@ -75,7 +74,7 @@ class Activities(Table):
     launch_ns: I64
     """Start of the host call that launched it (by correlation, never by the call's name)."""
     launch_thread: I32
-    """Code of the host thread of that call (the operation's thread where no call is known); the key of Ranges.thread."""
+    """Code of the host thread of that call (the operation's, where no call is known); the key of Ranges.thread."""
     operation: I32
     """Row in Operations of the operation that launched it (same External id); -1 where none is known."""
     collective: I32
@@ -144,7 +143,7 @@ class Device:
 class Trace:
     """One rank's timeline: one process on one device.
 
-    ``notes`` say, in plain words, everything that makes the numbers less than certain (dropped rows, repaired JSON, ...);
+    ``notes`` say, in plain words, what makes the numbers less than certain (dropped rows, repaired JSON, ...);
     a trace with notes is of quality ``degraded``. ``incomplete`` are those of the notes after which no check may pass:
     device rows are missing from the timeline.
     """

@@ -27,7 +27,7 @@ class Windows:
 
 
 def find_windows(trace: Trace, pattern: re.Pattern[str] | None) -> Windows:
-    """The windows of a trace without ``whole`` (design, section 3); the user's pattern, if there is one, comes first."""
+    """The windows of a trace without ``whole`` (design, section 3); the user's pattern, if any, comes first."""
     for grammar in (pattern,) if pattern else (_PROFILER_STEP, _STEP):
         rows = _matching(trace, grammar)
         if len(rows):

@@ -60,7 +60,7 @@ def test_profiles_the_steps_after_the_warm_up_with_shapes(tmp_path: Path) -> Non
     assert files(tmp_path / "out") == ["rank0.json.gz"]
     assert step_names(trace) == ["ProfilerStep#2", "ProfilerStep#3", "ProfilerStep#4"]
     linears = [e for e in events(trace) if e["name"] == "aten::addmm"]
-    assert len(linears) == 3  # one a step, none of the warm-up
+    assert len(linears) == 4  # one a step, and one of the lead-in, the last step of the warm-up
     assert all("Input Dims" in e["args"] for e in linears)
 
 

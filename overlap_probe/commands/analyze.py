@@ -28,8 +28,8 @@ from overlap_probe.commands.common import (
 def analyze(json_file: Path | None, junit: Path | None, report: Path | None, collectives: bool, **about: Any) -> int:
     """Numbers for traces that exist.
 
-    PATHS are traces, or folders with one trace a rank: torch.profiler (JSON, gzipped or not), Nsight Systems (SQLite), or
-    a result that --json wrote.
+    PATHS are traces, or folders with one trace a rank: torch.profiler (JSON, gzipped or not), Nsight Systems (SQLite),
+    or a result that --json wrote.
     """
     run, verdict = load(**about)
     write_outputs(run, verdict, json_file, junit, report)

@@ -11,6 +11,7 @@ import overlap_probe as op
 from overlap_probe.commands.common import (
     EXIT_CODES,
     Checks,
+    append_summary,
     check_options,
     load,
     output_options,
@@ -18,8 +19,10 @@ from overlap_probe.commands.common import (
     rank_option,
     reading_options,
     show,
+    summary_option,
     write_outputs,
 )
+from overlap_probe.render import render
 
 
 @click.command("assert")
@@ -28,10 +31,14 @@ from overlap_probe.commands.common import (
 @reading_options
 @rank_option
 @output_options
-def assert_(json_file: Path | None, junit: Path | None, report: Path | None, **options: Any) -> int:
+@summary_option
+def assert_(
+    json_file: Path | None, junit: Path | None, report: Path | None, github_summary: Path | None, **options: Any
+) -> int:
     """Hold traces against checks: the exit code is the verdict.
 
-    0 pass; 1 a check failed; 2 bad usage or an unreadable trace; 3 the trace cannot answer. Every rank and window must hold.
+    0 pass; 1 a check failed; 2 bad usage or an unreadable trace; 3 the trace cannot answer. Every rank and window must
+    hold.
     """
     asked = Checks.take(options)
     if not asked.checks:
@@ -39,5 +46,6 @@ def assert_(json_file: Path | None, junit: Path | None, report: Path | None, **o
     run, _ = load(**options)
     verdict = op.evaluate(run, asked.checks, at_least=asked.at_least)
     write_outputs(run, verdict, json_file, junit, report)
+    append_summary(github_summary, render(run, verdict, "md"))
     show(run, verdict)
     return EXIT_CODES[verdict.status]

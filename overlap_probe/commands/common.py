@@ -1,11 +1,12 @@
 """Options that several commands share, and what becomes of them.
 
-The idea: an option is declared once and parsed into an object before any file is touched; a command then only says which
-of the groups below it takes.
+The idea: an option is declared once and parsed into an object before any file is touched; a command then only says
+which of the groups below it takes.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +27,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 FILE = click.Path(path_type=Path)
 
 
-def _with(options: Sequence[Callable[[Any], Any]]) -> Callable[[Command], Command]:
+def options_of(options: Sequence[Callable[[Any], Any]]) -> Callable[[Command], Command]:
     def decorate(command: Command) -> Command:
         for option in reversed(options):
             command = option(command)
@@ -37,7 +38,7 @@ def _with(options: Sequence[Callable[[Any], Any]]) -> Callable[[Command], Comman
 
 paths_argument = click.argument("paths", nargs=-1, required=True, type=FILE)
 
-reading_options = _with(
+reading_options = options_of(
     [
         click.option(
             "--rule",
@@ -64,14 +65,22 @@ reading_options = _with(
             metavar="REGEX",
             help="A label grammar of your own: groups named unit, phase, op, or the first is the unit. Repeatable.",
         ),
+        click.option(
+            "--what-if",
+            is_flag=True,
+            help="Replay each pass with one thing different: all gathers hidden, no waits, no slowdown, host in time.",
+        ),
     ]
 )
+
+READING = ("rules", "window", "min_overlap", "unit_labels", "what_if")
+"""Names of what `reading_options` give."""
 
 rank_option = click.option(
     "--rank", type=click.IntRange(min=0), help="The rank of a single trace that does not say it."
 )
 
-output_options = _with(
+output_options = options_of(
     [
         click.option("--json", "json_file", type=FILE, metavar="FILE", help="Write the result as JSON."),
         click.option("--junit", type=FILE, metavar="FILE", help="Write the verdict as JUnit XML."),
@@ -80,6 +89,35 @@ output_options = _with(
         ),
     ]
 )
+
+
+_STEP_SUMMARY = "$GITHUB_STEP_SUMMARY"
+
+
+def _summary_file(context: click.Context, parameter: click.Parameter, value: str | None) -> Path | None:
+    """The file that `summary_option` asks for, known before any trace is read."""
+    if value == _STEP_SUMMARY:
+        value = os.environ.get(_STEP_SUMMARY[1:])
+        if not value:
+            raise click.BadParameter(f"{_STEP_SUMMARY} is not set: this is no step of a GitHub job; give a FILE")
+    return None if value is None else Path(value)
+
+
+summary_option = click.option(
+    "--github-summary",
+    is_flag=False,
+    flag_value=_STEP_SUMMARY,
+    callback=_summary_file,
+    metavar="[FILE]",
+    help=f"Append verdict, table and causes as Markdown to the summary of a CI job. [default FILE: {_STEP_SUMMARY}]",
+)
+
+
+def append_summary(file: Path | None, markdown: str) -> None:
+    """What `summary_option` asks for: what others have written to the file stays."""
+    if file is not None:
+        before = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+        write_text(file, before + markdown + "\n")
 
 
 def _default_operator(metric: str) -> str:
@@ -91,11 +129,12 @@ def _short_form(metric: str) -> Callable[[Any], Any]:
     return click.option(
         "--" + metric.replace("_", "-"),
         metavar="VALUE",
-        help=f"Short for --check '{metric} {_default_operator(metric)} VALUE', e.g. {example}; VALUE may begin with an operator.",
+        help=f"Short for --check '{metric} {_default_operator(metric)} VALUE', e.g. {example}; "
+        "VALUE may begin with an operator.",
     )
 
 
-check_options = _with(
+check_options = options_of(
     [
         click.option(
             "--check",
@@ -132,9 +171,16 @@ class Checks:
         )
 
 
-def parse_reading(rules: Sequence[str], window: str | None, min_overlap: str, unit_labels: Sequence[str]) -> op.Options:
+def take_reading(options: dict[str, Any]) -> op.Options:
+    """Take `reading_options` out of a command's options; raises CheckSyntaxError."""
+    return parse_reading(**{name: options.pop(name) for name in READING})
+
+
+def parse_reading(
+    rules: Sequence[str], window: str | None, min_overlap: str, unit_labels: Sequence[str], what_if: bool
+) -> op.Options:
     """`reading_options` as an object; raises CheckSyntaxError."""
-    return op.Options.parse(rules, window, parse_duration_ns("--min-overlap", min_overlap), unit_labels)
+    return op.Options.parse(rules, window, parse_duration_ns("--min-overlap", min_overlap), unit_labels, what_if)
 
 
 def load(paths: Sequence[Path], rank: int | None = None, **reading: Any) -> tuple[RunAnalysis, Verdict | None]:

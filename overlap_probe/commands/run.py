@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from overlap_probe.commands.common import EXIT_CODES, Checks, check_options, parse_reading, reading_options, show
+from overlap_probe.commands.common import EXIT_CODES, Checks, check_options, reading_options, show, take_reading
 from overlap_probe.job import DEVICES, LaunchOptions
 from overlap_probe.runs import make_run
 
@@ -30,7 +30,7 @@ DEFAULT_CHECKS = ("overlaps >= auto",)
     "--schedule",
     default="auto",
     show_default=True,
-    help="When the built-in workload gathers: serial (the negative control), implicit, prefetch; auto is prefetch of depth 1.",
+    help="When the built-in workload gathers: serial (the negative control), implicit, prefetch. [auto: prefetch]",
 )
 @click.option("--gather", default="auto", show_default=True, help="How the built-in workload moves bytes.")
 @click.option("--children", type=int, default=4, show_default=True, help="Units below the root.")
@@ -59,7 +59,7 @@ def run(**options: Any) -> int:
     `overlaps >= auto` unless told otherwise; the exit code is the verdict.
     """
     asked = Checks.take(options, DEFAULT_CHECKS)
-    reading = parse_reading(**{name: options.pop(name) for name in ("rules", "window", "min_overlap", "unit_labels")})
+    reading = take_reading(options)
     made = make_run(LaunchOptions(**options), asked.checks, asked.at_least, reading, _progress())
     if made is None:
         return 0

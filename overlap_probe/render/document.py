@@ -70,6 +70,7 @@ def _window(window: Window) -> dict[str, Any]:
         "backward": _phase(backward)
         | {"reduce_expected": backward.reduce_expected, "reduce_found": backward.reduce_found},
         "collectives": [_fields(c) | {"streams": list(c.streams)} for c in window.collectives],
+        **({"what_if": {phase: _fields(x) for phase, x in window.what_if.items()}} if window.what_if else {}),
     }
 
 

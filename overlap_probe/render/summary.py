@@ -13,9 +13,20 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from overlap_probe.render.words import clean, file_name, plural, without_folders
-from overlap_probe.results import PHASES, SEVERITY, Analysis, Collective, Finding, RunAnalysis, Totals, Verdict, Window
+from overlap_probe.results import (
+    PHASES,
+    SEVERITY,
+    Analysis,
+    Collective,
+    Finding,
+    RunAnalysis,
+    Totals,
+    Verdict,
+    WhatIf,
+    Window,
+)
 
-_Place: TypeAlias = tuple[int | None, str, str | None]
+_Place: TypeAlias = tuple[int | None, int | None, int | None, str, str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +72,12 @@ def rank_labels(run: RunAnalysis) -> tuple[str, ...]:
     )
 
 
-def _label(analysis: Analysis) -> str:
-    if analysis.rank is not None:
-        return str(analysis.rank)
-    parts = (("process", analysis.process), ("device", analysis.device))
-    return " ".join(f"{word} {value}" for word, value in parts if value is not None) or file_name(analysis.path)
+def _label(of: Analysis | Finding) -> str:
+    if of.rank is not None:
+        return str(of.rank)
+    parts = (("process", of.process), ("device", of.device))
+    path = of.path if isinstance(of, Analysis) else of.trace
+    return " ".join(f"{word} {value}" for word, value in parts if value is not None) or file_name(path)
 
 
 def named(label: str) -> str:
@@ -80,7 +92,7 @@ def rows(run: RunAnalysis, verdict: Verdict | None = None, *, whole: bool = Fals
     for label, analysis in zip(rank_labels(run), run.ranks, strict=True):
         windows = analysis.steps | ({"whole": analysis.whole} if whole else {})
         for window in windows.values():
-            here = findings.get((analysis.rank, analysis.path, window.name), [])
+            here = findings.get((analysis.rank, analysis.process, analysis.device, analysis.path, window.name), [])
             default: str | None = ""  # a check without a scope looks at the first row of a window
             for scope, totals, expected, overlapped in _scopes(window):
                 on_row = [f.status for f in here if _scope_of(f.check) in (scope, default)]
@@ -113,10 +125,10 @@ def _of(expected: int | None, found: int) -> int | None:
 
 
 def _by_place(verdict: Verdict | None) -> dict[_Place, list[Finding]]:
-    """The findings by rank, trace and window."""
+    """The findings by rank, process, device, trace and window."""
     places: dict[_Place, list[Finding]] = {}
-    for finding in verdict.findings if verdict else ():
-        places.setdefault((finding.rank, finding.trace, finding.window), []).append(finding)
+    for f in verdict.findings if verdict else ():
+        places.setdefault((f.rank, f.process, f.device, f.trace, f.window), []).append(f)
     return places
 
 
@@ -217,10 +229,8 @@ def _margin(finding: Finding) -> float:
 def place(finding: Finding) -> str:
     """``rank 1, ProfilerStep#0``: where a finding was made."""
     parts = []
-    if finding.rank is not None:
-        parts.append(f"rank {finding.rank}")
-    elif finding.trace:
-        parts.append(file_name(finding.trace))
+    if finding.rank is not None or finding.trace:
+        parts.append(named(_label(finding)))
     if finding.window is not None:
         parts.append(clean(finding.window))
     return ", ".join(parts)
@@ -245,3 +255,14 @@ def headline(run: RunAnalysis, verdict: Verdict | None) -> str:
         return f"{message(run, finding)} ({checked}; tightest: {where})" if where else message(run, finding)
     counted = f" ({same} of {plural(len(verdict.findings), 'finding')})" if len(verdict.findings) > 1 else ""
     return f"{where}: {message(run, finding)}{counted}" if where else f"{message(run, finding)}{counted}"
+
+
+def what_if(run: RunAnalysis) -> Iterator[tuple[str, str, int, WhatIf]]:
+    """For each rank and phase: how many step windows have an answer, and the sum over them."""
+    for label, analysis in zip(rank_labels(run), run.ranks, strict=True):
+        answers: dict[str, list[WhatIf]] = {}
+        for window in analysis.steps.values():
+            for phase, answer in window.what_if.items():
+                answers.setdefault(phase, []).append(answer)
+        for phase, some in answers.items():
+            yield label, phase, len(some), sum(some[1:], some[0])

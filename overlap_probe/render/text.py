@@ -24,21 +24,22 @@ WIDTH = 100
 MAX_ROWS = 96
 """Rows of a table in a terminal; beyond them only the worst rows are shown, and said to be."""
 
-_STYLES = {"pass": "bold green", "fail": "bold red", "inconclusive": "bold yellow"}
+STYLES = {"pass": "bold green", "fail": "bold red", "inconclusive": "bold yellow"}
 _MARKS = {"pass": "ok", "fail": "FAIL", "inconclusive": "?", None: ""}
 
 
 def render(run: RunAnalysis, verdict: Verdict | None = None, *, colour: bool = False, width: int = WIDTH) -> str:
     """The report as text; its last line is the verdict's only line. ``colour`` adds ANSI escapes."""
-    console = _console(colour)
+    console = make_console(colour)
     _print_rows(console, summary.rows(run, verdict))
     for line in summary.denominators(run):
         console.print(line, style="dim")
-    _print_list(console, width, "Why all-gathers were exposed:", _cause_lines(run))
-    _print_list(console, width, "Doubts about these numbers:", summary.doubts(run))
+    print_list(console, width, "Why all-gathers were exposed:", _cause_lines(run))
+    print_list(console, width, "What if (each change by itself, replayed on the timeline):", _what_if_lines(run))
+    print_list(console, width, "Doubts about these numbers:", summary.doubts(run))
     console.print()
     console.print(_verdict_line(run, verdict))
-    return _text_of(console)
+    return text_of(console)
 
 
 def render_collectives(run: RunAnalysis, *, colour: bool = False) -> str:
@@ -55,9 +56,9 @@ def render_collectives(run: RunAnalysis, *, colour: bool = False) -> str:
         times = (duration(c.queue_ns), duration(c.time_ns), percent(c.hidden_ns, c.time_ns))
         costs = (duration(c.exposed_ns), duration(c.stalled_ns))
         cells.append((entry.rank, entry.window, milliseconds(entry.since_ns), *what, *times, *costs, _why(c)))
-    console = _console(colour)
-    _print_table(console, head, cells, right={2, 7, 8, 9, 10, 11})
-    return _text_of(console)
+    console = make_console(colour)
+    print_table(console, head, cells, right={2, 7, 8, 9, 10, 11})
+    return text_of(console)
 
 
 def _why(c: Collective) -> str:
@@ -66,7 +67,7 @@ def _why(c: Collective) -> str:
     return ": ".join(filter(None, (c.cause or waited, c.evidence and clean(c.evidence))))
 
 
-def _console(colour: bool) -> Console:
+def make_console(colour: bool) -> Console:
     """A console that keeps what is printed, wider than any line, so that it never wraps or cuts one by itself."""
     return Console(
         file=io.StringIO(),
@@ -81,12 +82,12 @@ def _console(colour: bool) -> Console:
     )
 
 
-def _text_of(console: Console) -> str:
+def text_of(console: Console) -> str:
     assert isinstance(console.file, io.StringIO)
     return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()) + "\n"
 
 
-def _print_table(console: Console, head: Sequence[str], cells: Sequence[Sequence[str]], right: set[int]) -> None:
+def print_table(console: Console, head: Sequence[str], cells: Sequence[Sequence[str]], right: set[int]) -> None:
     """Print a table as wide as its widest cells ask for; columns ``right`` are aligned right."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for at, title in enumerate(head):
@@ -105,7 +106,7 @@ def _print_rows(console: Console, rows: list[summary.Row]) -> None:
         counts = (number(totals.count), number(row.expected), number(row.overlapped))
         times = (percent(totals.hidden_ns, totals.time_ns), duration(totals.exposed_ns), duration(totals.stalled_ns))
         cells.append((row.window, row.rank, row.scope, *counts, *times, _MARKS[row.status]))
-    _print_table(console, head, cells, right={3, 4, 5, 6, 7, 8})
+    print_table(console, head, cells, right={3, 4, 5, 6, 7, 8})
     if len(shown) < len(rows):
         console.print(f"... the {len(shown)} worst of {plural(len(rows), 'row')}; a report (-o) has them all.")
 
@@ -122,7 +123,22 @@ def _cause_lines(run: RunAnalysis) -> list[str]:
     return [*lines, f"Launched early and waited, exposed or not: {', '.join(waits)}."] if waits else lines
 
 
-def _print_list(console: Console, width: int, title: str, lines: list[str]) -> None:
+def _what_if_lines(run: RunAnalysis) -> list[str]:
+    lines = []
+    for rank, phase, windows, x in summary.what_if(run):
+        changes = [
+            ("if all gathers that can be were hidden", x.all_hidden_ns),
+            ("without waiting for other ranks", x.no_waits_ns),
+            ("without slowing GEMMs down", x.no_slowdown_ns),
+            ("with the host always in time", x.host_in_time_ns),
+        ]
+        known = [f"{duration(max(0, ns) // windows)} {what}" for what, ns in changes if ns is not None]
+        now = f"{summary.named(rank)}, {phase}: {duration(x.now_ns // windows)} a window"
+        lines.append(f"{now}; it would take {', '.join(known)}." if known else f"{now}; nothing can be predicted.")
+    return lines
+
+
+def print_list(console: Console, width: int, title: str, lines: list[str]) -> None:
     if lines:
         console.print(f"\n{title}", style="bold")
     for line in lines:
@@ -134,4 +150,4 @@ def _print_list(console: Console, width: int, title: str, lines: list[str]) -> N
 def _verdict_line(run: RunAnalysis, verdict: Verdict | None) -> Text:
     status = verdict.status if verdict else None
     word = status.upper() if status else "NO VERDICT"
-    return Text.assemble((word, _STYLES.get(status or "", "bold")), f"  {summary.headline(run, verdict)}")
+    return Text.assemble((word, STYLES.get(status or "", "bold")), f"  {summary.headline(run, verdict)}")

@@ -9,10 +9,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-ABSENT = "-"
-"""Stands for a number that there is not, in every format for people."""
+from overlap_probe.units import ABSENT, duration
 
-_UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us"))
+__all__ = [
+    "ABSENT",
+    "clean",
+    "duration",
+    "file_name",
+    "milliseconds",
+    "number",
+    "percent",
+    "plural",
+    "typeset",
+    "without_folders",
+]
 
 _FOLDERS = re.compile(
     r"""(?<![\w./\\~<])                      # a path begins here, not inside of a word
@@ -37,18 +47,6 @@ def without_folders(text: str, paths: Iterable[str] = ()) -> str:
     for path in sorted(filter(None, paths), key=len, reverse=True):
         text = text.replace(path, file_name(path))
     return _FOLDERS.sub("", clean(text))
-
-
-def duration(ns: int | None) -> str:
-    """``218.4 us``, ``19.24 ms``: four digits, or whole ns below a microsecond; ``-`` for None."""
-    if ns is None:
-        return ABSENT
-    for size, unit in _UNITS:
-        # 999_950 ns are 1000 us in four digits: the next unit takes over where rounding would need a fifth.
-        if abs(ns) >= size - size // 20_000:
-            value = ns / size
-            return f"{value:.{2 if abs(value) < 99.995 else 1}f} {unit}"
-    return f"{ns} ns"
 
 
 def milliseconds(ns: int) -> str:
