@@ -152,6 +152,12 @@ class _Gather:
                 else "before it"
             )
             return "first", f"no compute had run {since}: there was nothing to hide behind"
+        if c.mechanism == "cpu" and c.launch_ns is not None and not work.amount(c.launch_ns, c.end_ns):
+            waited = duration(c.end_ns - c.launch_ns)
+            return (
+                "serial",
+                f"the host, which on a CPU is the compute stream, launched it and waited {waited} for its end",
+            )
         late = self._late_launch()
         if late:
             return "late_launch", late
@@ -231,12 +237,14 @@ class _Gather:
     def _longer_than_compute(self) -> str | None:
         """Whether it covers all the compute that began beside it, and more, and could not have started much earlier."""
         c, compute = self.c, self.work.compute
-        first = int(np.searchsorted(compute.start_ns, c.start_ns - AT_ONCE_NS, side="left"))
+        # On a CPU it begins when the system gives its thread a core, which compute may be faster to get.
+        since_ns = c.start_ns if c.mechanism != "cpu" or c.launch_ns is None else c.launch_ns
+        first = int(np.searchsorted(compute.start_ns, since_ns - AT_ONCE_NS, side="left"))
         last = int(np.searchsorted(compute.start_ns, c.end_ns, side="left"))
         if last <= first or compute.end_ns[last - 1] >= c.end_ns:
             return None
-        missed = self.work.amount(c.start_ns, int(compute.start_ns[first]))
-        if missed > SMALL_QUEUE_NS and c.start_ns - self.free_ns > SMALL_QUEUE_NS:
+        missed = self.work.amount(since_ns, int(compute.start_ns[first]))
+        if missed > SMALL_QUEUE_NS and since_ns - self.free_ns > SMALL_QUEUE_NS:
             return None
         beside = self.work.amount(c.start_ns, c.end_ns)
         took = f"it took {duration(c.time_ns)}, all the compute beside it {duration(beside)}"

@@ -22,7 +22,7 @@ from overlap_probe.commands.common import FILE, load, paths_argument, rank_optio
     default=Path("report.html"),
     show_default=True,
     metavar="FILE",
-    help="The extension chooses the format: .html, .md, .txt, .csv, .json or .xml.",
+    help="The extension chooses the format: .html, .md, .txt, .csv, .svg, .json or .xml.",
 )
 def report(output: Path, **about: Any) -> int:
     """One self-contained page of traces or a saved result."""

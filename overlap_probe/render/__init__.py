@@ -34,6 +34,7 @@ FORMATS: dict[str, str] = {
     "md": "overlap_probe.render.markdown",
     "txt": "overlap_probe.render.text",
     "csv": "overlap_probe.render.frame",
+    "svg": "overlap_probe.render.picture",
 }
 """Module of each format, by the extension of its files; its ``render(run, verdict) -> str`` makes the text."""
 
