@@ -141,6 +141,13 @@ def test_keys_that_are_nested_too_deeply_cost_only_themselves() -> None:
     assert (stream.metadata["c"], stream.metadata["e"], stream.lost) == (1, 2, [])
 
 
+def test_stray_backslashes_and_quotes_in_the_keys_beside_the_events_are_mended() -> None:
+    content = r"""{"a": "C:\x\model "b"", "traceEvents": [{"x": 1}], "traceName": "D:\dir\", "c": N/A}"""
+    read, stream = _read(content)
+    assert read == [{"x": 1}]
+    assert stream.metadata == {"a": r'C:\x\model "b"', "traceName": "D:\\dir\\", "c": None}
+
+
 def test_keys_after_the_events_that_are_broken_are_reported() -> None:
     read, stream = _read('{"traceEvents": [{"x": 1}], "name": oops "b" }')
     assert read == [{"x": 1}]

@@ -190,15 +190,14 @@ def test_without_a_call_the_thread_is_that_of_the_operation(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("spelling", [str.lower, str.title, str.upper])
-def test_older_spellings_of_categories_are_known(tmp_path: Path, spelling: Any) -> None:
+def test_older_spellings_of_categories_and_of_the_external_id_are_known(tmp_path: Path, spelling: Any) -> None:
     rows = [
-        event(spelling("operator"), "aten::mm", 0, 9, External_id=1),
+        event(spelling("operator"), "aten::mm", 5, 4, External_id=1),
         event(spelling("runtime"), "cudaLaunchKernel", 1, 1, correlation=4),
         event(spelling("kernel"), "k", 10, 1, correlation=4, tid=7, external_id=1),
         event(spelling("memcpy"), "c", 12, 1, tid=7),
         event(spelling("memset"), "s", 14, 1, tid=7),
     ]
-    rows[2]["args"]["external id"] = rows[2]["args"].pop("external id")
     trace = read(tmp_path, rows)
     assert trace.activities.kind.tolist() == [KERNEL, MEMCPY, MEMSET]
     assert trace.activities.launch_ns[0] == 1_000

@@ -92,11 +92,19 @@ def test_a_bare_word_as_a_value_costs_only_that_value(tmp_path: Path, value: str
     assert trace.activities.stream.tolist() == [7, 7, 7]
 
 
+def test_what_looks_like_events_inside_a_broken_one_does_not_end_it(tmp_path: Path) -> None:
+    inside = ', "list": [{"name": "x"}, {"name": "y"}, {"name": N/A}], "correlation": 3'
+    trace = read(tmp_path, _amid(_row("kernel", "odd", inside)))
+    assert names_of(trace, "activities") == ["a", "odd", "b"]
+
+
 @pytest.mark.parametrize(
-    ("category", "rows_missing"), [("python_function", False), ("cpu_op", False), ("kernel", True), ("Memcpy", True)]
+    ("category", "rows_missing"),
+    [("python_function", False), ("cpu_op", False), ("kernel", True), ("Memcpy", True), ("", True)],
 )
 def test_an_event_that_cannot_be_read_is_left_out_and_noted(tmp_path: Path, category: str, rows_missing: bool) -> None:
-    trace = read(tmp_path, _amid(_row(category, "bad").replace('"dur": 5', '"dur" 5 5')))
+    broken = _row(category, "bad").replace('"dur": 5', '"dur" 5 5').replace('"cat": "", ', "")
+    trace = read(tmp_path, _amid(broken))
     assert names_of(trace, "activities") == ["a", "b"]
     place = len('{"traceEvents": [') + len(GOOD % ("a", 10)) + 2
     assert trace.notes == (f"broken JSON had to be left out in 1 place, the first at byte {place}",)
@@ -186,7 +194,15 @@ def test_a_host_row_without_a_usable_time_leaves_the_device_rows_complete(tmp_pa
     assert trace.incomplete == ()
 
 
-def test_rows_without_duration_are_kept(tmp_path: Path) -> None:
+def test_a_call_without_a_duration_still_launches(tmp_path: Path) -> None:
+    call = launch(3, 5)
+    del call["dur"]
+    trace = read(tmp_path, [call, kernel("k", 10, 1, correlation=5)])
+    assert trace.activities.launch_ns.tolist() == [3_000]
+    assert trace.notes == ()
+
+
+def test_rows_of_no_duration_are_kept(tmp_path: Path) -> None:
     trace = read(tmp_path, [*one_launch(), kernel("empty", 30, 0)])
     assert names_of(trace, "activities") == ["gemm", "empty"]
     assert trace.notes == ()
