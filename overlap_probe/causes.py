@@ -17,7 +17,7 @@ import numpy as np
 from overlap_probe.collectives import Classified
 from overlap_probe.intervals import Intervals, covered, union
 from overlap_probe.results import Collective
-from overlap_probe.tables import CPU_COLLECTIVE, I64, KERNEL, MEMCPY, Trace
+from overlap_probe.tables import CPU_COLLECTIVE, I64, KERNEL, MEMCPY, NO_TIME, Trace
 from overlap_probe.units import duration
 
 SMALL_QUEUE_NS = 20_000
@@ -169,11 +169,11 @@ class _Gather:
     def _late_launch(self) -> str | None:
         """Whether the host came last: it started when launched, and compute that could hide it had begun before."""
         c, compute = self.c, self.work.compute
-        if c.launch_ns is None or c.queue_ns is None or c.start_ns - c.launch_ns > SMALL_QUEUE_NS + c.queue_ns:
+        if c.launch_ns is None or not self._came_from_the_host():
             return None
         first = int(np.searchsorted(compute.end_ns, self.free_ns, side="right"))
         last = int(np.searchsorted(compute.start_ns, c.launch_ns, side="right")) - 1
-        if c.queue_ns > SMALL_QUEUE_NS or last < first:
+        if last < first:
             return None
         begun, ended = max(int(compute.start_ns[first]), self.free_ns), int(compute.end_ns[last])
         if c.launch_ns - begun <= SMALL_QUEUE_NS:
@@ -183,6 +183,18 @@ class _Gather:
             f"launched {duration(c.launch_ns - begun)} after the compute that could hide it had begun{after}, "
             f"and started {duration(c.start_ns - c.launch_ns)} after its launch: the host came late"
         )
+
+    def _came_from_the_host(self) -> bool:
+        """Whether nothing but the host was in its way: it started as soon as it was launched.
+
+        A call that copies between devices takes as long as a small queue; the host is at it until the call returns.
+        """
+        c = self.c
+        if c.launch_ns is None or c.queue_ns is None or c.start_ns - c.launch_ns > SMALL_QUEUE_NS + c.queue_ns:
+            return False
+        returned_ns = int(self.work.trace.activities.returned_ns[self.row])
+        at_once = returned_ns != NO_TIME and c.start_ns - returned_ns <= SMALL_QUEUE_NS
+        return c.queue_ns <= SMALL_QUEUE_NS or at_once
 
     def waited_for(self) -> tuple[str | None, str | None]:
         """What a gather with more than a small queue waited for on its own rank, and what shows it."""

@@ -18,8 +18,10 @@ from overlap_probe.commands.analyze import analyze
 from overlap_probe.commands.assert_ import assert_
 from overlap_probe.commands.baseline import baseline
 from overlap_probe.commands.diff import diff
+from overlap_probe.commands.doctor import doctor
 from overlap_probe.commands.report import report
 from overlap_probe.commands.run import run
+from overlap_probe.commands.scrub import scrub
 
 BAD_INPUT = 2
 INTERRUPTED = 128 + signal.SIGINT
@@ -71,7 +73,7 @@ def main() -> None:
     """Do FSDP's all-gathers hide behind GEMMs, how much of them does, and why not the rest?"""
 
 
-for command in (run, analyze, report, assert_, diff, baseline):
+for command in (run, analyze, report, assert_, diff, baseline, doctor, scrub):
     main.add_command(command)
 
 if __name__ == "__main__":

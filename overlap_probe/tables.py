@@ -73,6 +73,8 @@ class Activities(Table):
     stream: I64
     launch_ns: I64
     """Start of the host call that launched it (by correlation, never by the call's name)."""
+    returned_ns: I64
+    """End of that call: until then the host is still at it."""
     launch_thread: I32
     """Code of the host thread of that call (the operation's, where no call is known); the key of Ranges.thread."""
     operation: I32

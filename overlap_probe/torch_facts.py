@@ -1,7 +1,7 @@
 """What torch says of this machine: one JSON object on stdout, printed by a process of its own.
 
-The idea: a driver that hangs or a library that crashes must not take the doctor along, so it asks in another process. Each
-question is tried by doing it (a kernel is recorded, memory is allocated), since what a build claims is not what works.
+The idea: a driver that hangs or a library that crashes must not take the doctor along, so it asks in another process.
+A question is answered by doing it (a kernel is recorded, memory is allocated): what a build claims need not work.
 """
 
 from __future__ import annotations
@@ -31,10 +31,7 @@ def main() -> None:
     if gpus:
         facts["gpus"] = [torch.cuda.get_device_name(gpu) for gpu in range(gpus)]
         facts["far_peers"] = [
-            [a, b]
-            for a in range(gpus)
-            for b in range(gpus)
-            if a != b and not torch.cuda.can_device_access_peer(a, b)
+            [a, b] for a in range(gpus) for b in range(gpus) if a != b and not torch.cuda.can_device_access_peer(a, b)
         ]
         facts["records_gpu"] = _reason(lambda: _record("cuda"))
         facts["symmetric_memory"] = _reason(_allocate_symmetric)
@@ -70,8 +67,7 @@ def _record(device: str) -> None:
         if device == "cuda":
             torch.cuda.synchronize()
     events = recorded.events() or []
-    wanted = torch.autograd.DeviceType.CUDA if device == "cuda" else torch.autograd.DeviceType.CPU
-    if not any(event.device_type == wanted for event in events):
+    if not any(str(event.device_type).lower().endswith(device) for event in events):
         raise RuntimeError(f"the profiler recorded {len(events)} events, and none of them on the {device}")
 
 

@@ -85,7 +85,7 @@ output_options = options_of(
         click.option("--json", "json_file", type=FILE, metavar="FILE", help="Write the result as JSON."),
         click.option("--junit", type=FILE, metavar="FILE", help="Write the verdict as JUnit XML."),
         click.option(
-            "--report", type=FILE, metavar="FILE", help="Write a report: .html, .md, .txt, .csv, .json or .xml."
+            "--report", type=FILE, metavar="FILE", help="Write a report: .html, .md, .txt, .csv, .svg, .json or .xml."
         ),
     ]
 )

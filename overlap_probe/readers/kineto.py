@@ -118,6 +118,7 @@ def _join(activities: Columns, calls: Columns, operations: Columns, names: tuple
         operation[unknown] = _at(near, around, -1)
 
     activities["launch_ns"] = launch_ns
+    activities["returned_ns"] = _at(calls["returned_ns"], call, NO_TIME)
     activities["operation"] = operation
     activities["launch_thread"] = np.where(call >= 0, launch_thread, _at(operations["thread"], operation, -1))
 

@@ -99,7 +99,8 @@ class ColumnBuilder:
         """
         tables = [part.columns() for part in self._parts]
         tables[OPERATION] |= self._columns_of_collectives()
-        tables[CALL]["end_ns"] = tables[CALL]["start_ns"]  # nobody asks how long a call took
+        tables[CALL]["returned_ns"] = np.maximum(tables[CALL]["start_ns"], tables[CALL]["end_ns"])
+        tables[CALL]["end_ns"] = tables[CALL]["start_ns"]  # a call is of use even if it does not say how long it took
         usable = [(t["start_ns"] != NO_TIME) & (t["end_ns"] >= t["start_ns"]) for t in tables]
         elsewhere = [ok & (t["start_ns"] != 0) for t, ok in zip(tables, usable, strict=True)]
         start, end = (

@@ -206,13 +206,20 @@ class _File:
         call = self._launched_by[rows]
         launched: Bool = call >= 0
         launch_ns, thread = np.full(len(rows), NO_TIME, np.int64), np.full(len(rows), -1, np.int32)
+        returned_ns = launch_ns.copy()
         launch_ns[launched] = self._calls.start_ns[call[launched]]
+        returned_ns[launched] = self._calls.end_ns[call[launched]]
         thread[launched] = self._call_thread[call[launched]]
         picked = {name: values[rows] for name, values in columns.items()}
         picked["name"] = np.where(picked["name"] < 0, self._unnamed, picked["name"])
         operation = host.nesting.innermost(thread, launch_ns)
         made: Activities = Activities.from_columns(
-            len(rows), launch_ns=launch_ns, launch_thread=thread, operation=operation, **picked
+            len(rows),
+            launch_ns=launch_ns,
+            returned_ns=returned_ns,
+            launch_thread=thread,
+            operation=operation,
+            **picked,
         )
         return made
 

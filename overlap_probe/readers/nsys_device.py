@@ -37,6 +37,7 @@ class Calls:
     """Host calls of the CUDA runtime and driver, a row each."""
 
     start_ns: I64
+    end_ns: I64
     thread: I64
     """``globalTid``."""
     process: I64
@@ -75,11 +76,11 @@ def process_id(global_pid: int) -> int | None:
 def read_calls(database: Database) -> Calls:
     """All runtime and driver calls."""
     rows = database.numbers(
-        *(CALLS, "start", "globalTid", "nameId"),
+        *(CALLS, "start", "end", "globalTid", "nameId"),
         correlation=lambda column: sa.case((column("returnValue") > 0, 0), else_=column("correlationId")),
     )
     thread = rows["globalTid"]
-    return Calls(rows["start"], thread, process_of(thread), rows["correlation"], rows["nameId"])
+    return Calls(rows["start"], np.maximum(rows["start"], rows["end"]), thread, process_of(thread), rows["correlation"], rows["nameId"])
 
 
 def read_device_rows(database: Database, names: Names) -> DeviceRows:
