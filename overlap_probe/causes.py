@@ -224,7 +224,8 @@ class _Gather:
         waited, gap = c.start_ns - (c.launch_ns or 0), c.start_ns - int(activities.end_ns[row])
         return (
             f"launched {duration(waited)} before it started, its stream free for {duration(c.queue_ns or 0)}; "
-            f"it started {duration(gap)} after {short(names[activities.name[row]])} on stream {activities.stream[row]} ended"
+            f"it started {duration(gap)} after {short(names[activities.name[row]])} "
+            f"on stream {activities.stream[row]} ended"
         )
 
     def _lack_of_sms(self, row: int) -> str | None:

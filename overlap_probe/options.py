@@ -21,7 +21,7 @@ class Options:
     min_overlap_ns: int = 0
     """A collective overlaps a GEMM if it does so for longer than this (``--min-overlap``)."""
     unit_labels: tuple[re.Pattern[str], ...] = ()
-    """A user's label grammars (``--unit-label``): groups ``unit``, ``phase``, ``op``, or the first group is the unit."""
+    """A user's label grammars (``--unit-label``): groups unit, phase and op, or the first group is the unit."""
     what_if: bool = False
     """Also replay each pass with one thing different (``--what-if``)."""
 

@@ -13,5 +13,7 @@ settings.register_profile("unhurried", deadline=None, derandomize=bool(os.enviro
 settings.load_profile("unhurried")
 
 _LAUNCHED = "TORCHELASTIC_RUN_ID" in os.environ
-for variable in () if _LAUNCHED else ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+for variable in (
+    () if _LAUNCHED else ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+):
     os.environ.pop(variable, None)

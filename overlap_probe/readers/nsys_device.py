@@ -79,8 +79,8 @@ def read_calls(database: Database) -> Calls:
         *(CALLS, "start", "end", "globalTid", "nameId"),
         correlation=lambda column: sa.case((column("returnValue") > 0, 0), else_=column("correlationId")),
     )
-    thread = rows["globalTid"]
-    return Calls(rows["start"], np.maximum(rows["start"], rows["end"]), thread, process_of(thread), rows["correlation"], rows["nameId"])
+    thread, returned_ns = rows["globalTid"], np.maximum(rows["start"], rows["end"])
+    return Calls(rows["start"], returned_ns, thread, process_of(thread), rows["correlation"], rows["nameId"])
 
 
 def read_device_rows(database: Database, names: Names) -> DeviceRows:

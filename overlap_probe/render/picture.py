@@ -19,7 +19,8 @@ def render(run: RunAnalysis, verdict: Verdict | None = None) -> str:
     """The SVG text. Raises OverlapProbeError where there is nothing to draw (a result read back has no timelines)."""
     from overlap_probe.render.figures import timeline_svg
 
-    parts, width, height = [], 0.0, float(MARGIN)
+    parts: list[str] = []
+    width, height = 0.0, float(MARGIN)
     for label, rank in list(zip(summary.rank_labels(run), run.ranks, strict=True))[:MOST_RANKS]:
         track = "thread" if any(c.mechanism == "cpu" for c in rank.whole.collectives) else "stream"
         title = f"{summary.named(label)}, {clean(rank.pictured)}"

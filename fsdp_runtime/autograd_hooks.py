@@ -1,0 +1,66 @@
+"""The places in autograd's graph that tell when the backward of a unit begins and ends, and when the whole one does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch.autograd.graph import Node
+
+_BEGINS = "fsdp_runtime.begins"
+"""Key of an autograd node's metadata: what to call before it runs."""
+
+
+def in_backward() -> bool:
+    """Whether this thread is inside a backward: then a forward is a repetition by activation checkpointing."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def call_at_end_of_backward(callback: Callable[[], None]) -> None:
+    """Has ``callback`` called when the backward that runs now is over, before ``backward()`` returns."""
+    torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+
+def call_before_backward(outputs: Sequence[torch.Tensor], begin: Callable[[], None]) -> bool:
+    """Has ``begin`` called before autograd runs any operation that led to ``outputs``; False if there is none.
+
+    On nodes, not on tensors: the hook of a view is lost when the view is modified in place, the node of its base is
+    not. Nested units may return the same tensor, the inner one first; the backward of the outer one begins first.
+    """
+    bases = (tensor if tensor._base is None else tensor._base for tensor in outputs)
+    nodes: set[Node] = {base.grad_fn for base in bases if base.grad_fn is not None}
+    for node in nodes:
+        metadata: dict[str, Any] = node.metadata  # type: ignore[assignment]
+        begins = metadata.setdefault(_BEGINS, [])
+        if not begins:
+            node.register_prehook(partial(_call_last_first, begins))
+        begins.append(begin)
+    return bool(nodes)
+
+
+def call_after_backward(inputs: Sequence[torch.Tensor], end: Callable[[], None]) -> tuple[torch.Tensor, ...]:
+    """The inputs, to be used instead; ``end`` is called when autograd has run every operation that used them."""
+    watched: tuple[torch.Tensor, ...] = _EndOfBackward.apply(end, *inputs)  # type: ignore[no-untyped-call]
+    return watched
+
+
+def _call_last_first(begins: list[Callable[[], None]], _gradients: tuple[torch.Tensor, ...]) -> None:
+    for begin in reversed(begins):
+        begin()
+
+
+class _EndOfBackward(torch.autograd.Function):
+    """The identity."""
+
+    @staticmethod
+    def forward(ctx: Any, end: Callable[[], None], *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.end = end
+        # Detached: autograd treats an input that is returned as it is as a view, which may not be modified in place.
+        return tuple(tensor.detach() for tensor in inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        ctx.end()
+        return (None, *gradients)

@@ -1,0 +1,300 @@
+"""FsdpContext: the order of units, the streams, and when the memory of a unit comes and goes.
+
+One context serves an outermost unit and everything below it. It is told four things by hooks (a unit's forward or
+backward begins or ends) and does the same thing each time a unit begins::
+
+    wait    for this unit's gather, issued earlier (or now, if nobody foresaw it)
+    issue   the gathers of the units that come next
+    compute
+
+In that order: were the next gather issued before the wait, two gathers would share the link while nothing computes.
+
+A unit that ends is *released* later: it goes into a queue with an event on the stream that consumed it, and when it
+leaves the queue the all-gather stream waits for that event before the storage goes back to the allocator. The host
+never waits, and no tensor needs ``record_stream``: the storage was allocated on the all-gather stream, so whoever
+gets its memory next is ordered behind the consumer.
+
+The context refers to parameter groups only, never to modules or hooks, so that a deleted model is freed at once.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections import deque
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+import torch
+
+from .autograd_hooks import call_at_end_of_backward, call_before_backward, in_backward
+from .labels import Phase, annotate
+from .parameter_group import ParameterGroup, State
+from .reduction import ReductionQueue
+from .schedule import Schedule
+
+
+class FsdpContext:
+    """Streams, delayed releases and recorded orders of a tree of units; made by the outermost unit's first forward."""
+
+    def __init__(
+        self, groups: list[ParameterGroup], device: torch.device, schedule: Schedule, target_length: int
+    ) -> None:
+        self.groups = groups
+        self.schedule = schedule
+        self.target_length = target_length
+        self._device: Any = torch.get_device_module(device)
+        if schedule.concurrent:
+            _warn_of_serialised_streams(device)
+        # High priority: when a gather and a matmul become ready together, the gather's few blocks go first.
+        self.all_gather_stream: Any = self._device.Stream(priority=-1)
+        self.reduce_scatter_stream: Any = self._device.Stream(priority=-1)
+
+        mechanisms = {id(group.mechanism): group.mechanism for group in groups}
+        self._exchanges = [mechanism.exchange() for mechanism in mechanisms.values()]
+        self._is_open = False  # peers may read this rank's shards
+
+        self._pending: deque[ParameterGroup] = deque()  # used; released in this order
+        self._ahead: list[ParameterGroup] = []  # gathered before their turn
+        self._running: list[tuple[ParameterGroup, AbstractContextManager[object]]] = []  # forwards, outermost first
+
+        self._orders: dict[ParameterGroup, list[ParameterGroup]] = {}  # by outermost group: order of the last pass
+        self._expected: list[ParameterGroup] = []  # the order that this pass should have
+        self._order: list[ParameterGroup] = []  # the order that it has so far
+        self._ended: list[ParameterGroup] = []  # groups whose backward will come, in the order their forwards ended
+
+        self._in_backward: dict[ParameterGroup, None] = {}  # begun and not ended; a dict keeps the order
+        self._backward_runs = False
+        self._reductions = ReductionQueue(self.reduce_scatter_stream, self._device)
+
+    # What the hooks call
+
+    def pre_forward(self, group: ParameterGroup) -> None:
+        """A unit's forward begins. In a backward: activation checkpointing repeats it."""
+        if in_backward():
+            self._enter_backward(group)
+            self._use(group, "backward")
+            span = annotate("compute", "backward", group.name)
+        else:
+            if not self._running:
+                self._begin_pass(group)
+            upcoming = self._follow(group)
+            self._use(group, "forward")
+            self._gather_ahead(upcoming, "forward")
+            span = annotate("compute", "forward", group.name)
+        self._running.append((group, span))
+        span.__enter__()
+
+    def post_forward(self, group: ParameterGroup, outputs: list[torch.Tensor]) -> None:
+        """A unit's forward ended, or raised. outputs: its tensors that require a gradient."""
+        if not self._running or self._running[-1][0] is not group:
+            return  # its pre_forward raised
+        _, span = self._running.pop()
+        span.__exit__(None, None, None)
+        # A forward that is repeated inside a backward says nothing about the order.
+        ended = [] if in_backward() else self._ended
+        if call_before_backward(outputs, partial(self.pre_backward, group, ended, len(ended))):
+            ended.append(group)
+        if in_backward():
+            return  # the unit's backward follows and ends its use
+        if not self._running:
+            self._release_unused("forward")
+        self._retire(group, "forward")
+        if not self._running:
+            self._end_pass(group)
+
+    def pre_backward(self, group: ParameterGroup, ended: list[ParameterGroup], index: int) -> None:
+        """A unit's backward begins; in its forward pass it was the ``index``-th that ended."""
+        self._enter_backward(group)
+        self._use(group, "backward")
+        self._reductions.finish()
+        depth = self.schedule.depth
+        self._gather_ahead(ended[max(0, index - depth) : index][::-1], "backward")
+        self._reductions.start()
+
+    def post_backward(self, group: ParameterGroup) -> None:
+        """A unit's backward ended: its parameters have their gradients, or never will in this backward."""
+        self._in_backward.pop(group, None)
+        self._reduce(group)
+        if group.state is State.IN_USE:
+            self._retire(group, "backward")
+
+    def show_shards(self) -> None:
+        """Outside a pass nobody may see an unsharded parameter. A backward that raised has left some."""
+        if not self._running and not in_backward():
+            for group in self.groups:
+                group.conceal()
+
+    # A pass
+
+    def _begin_pass(self, outermost: ParameterGroup) -> None:
+        self._discard_leftovers()
+        for group in self.groups:
+            group.refresh()
+        # The optimizer wrote the shards on the caller's stream.
+        self.all_gather_stream.wait_stream(self._device.current_stream())
+        self._open(changed=True)
+        self._expected = self._orders.get(outermost, [])
+        self._order = []
+        self._ended = []
+
+    def _end_pass(self, outermost: ParameterGroup) -> None:
+        self._orders[outermost] = self._order
+        if not self._ended:  # no backward can come: back to resting
+            self._release_pending(0, "forward")
+        self._close()
+
+    def _open(self, changed: bool) -> None:
+        """A forward or a backward begins. changed: since the last one somebody may have written the shards."""
+        if self._is_open:  # the last one was aborted
+            self._close()
+        stream = self._gather_stream
+        if changed:
+            with self._device.stream(stream):
+                for group in self.groups:
+                    group.publish()
+        for exchange in self._exchanges:
+            exchange.open(stream)
+        self._is_open = True
+
+    def _close(self) -> None:
+        """It ends: what the caller does next comes after all that peers read of this rank's shards."""
+        self._is_open = False
+        for exchange in self._exchanges:
+            exchange.close(self._gather_stream, self._device.current_stream())
+
+    def _follow(self, group: ParameterGroup) -> list[ParameterGroup]:
+        """Records that ``group`` is next; returns the groups to gather ahead: none if the order is not the expected."""
+        position = len(self._order)
+        self._order.append(group)
+        if position >= len(self._expected) or self._expected[position] is not group:
+            self._expected = []
+        return self._expected[position + 1 : position + 1 + self.schedule.depth]
+
+    def _discard_leftovers(self) -> None:
+        """Forgets passes that did not end in a backward: an evaluation with gradients enabled, an exception."""
+        self._running.clear()
+        self._ahead.clear()
+        self._pending.clear()
+        for group in self.groups:
+            if group.state is not State.SHARDED:
+                self._retire(group, "forward")
+        self._release_pending(0, "forward")
+        if self._backward_runs:
+            self._backward_runs = False
+            self._in_backward.clear()
+            self._reductions.abandon()
+            for group in self.groups:
+                group.discard_gradients()
+
+    # The backward
+
+    def _enter_backward(self, group: ParameterGroup) -> None:
+        self._in_backward[group] = None
+        if not self._backward_runs:
+            self._backward_runs = True
+            self._open(changed=False)
+            call_at_end_of_backward(self._end_backward)
+
+    def _end_backward(self) -> None:
+        """Called by autograd at the end: what is left is reduced, joined and released before ``backward()`` returns."""
+        for group in list(self._in_backward):  # no input required a gradient: nothing told that the backward ended
+            self.post_backward(group)
+        for group in self.groups:
+            self._reduce(group)  # what ``no_sync`` accumulated in units that did not run in this backward
+        self._reductions.start()
+        self._reductions.finish()
+        self._release_unused("backward")
+        self._release_pending(0, "backward")
+        self._close()
+        self._backward_runs = False
+
+    def _reduce(self, group: ParameterGroup) -> None:
+        """Packs the group's gradients and has them reduced after the next gather."""
+        self._reductions.start()  # of another group, if no gather came in between; frees an input before one more comes
+        group.collect_gradients()
+        if group.reduction is None or not group.reduce_gradients:
+            return
+        self._reductions.hold(group.reduction)
+        group.reduction = None
+        if not self.schedule.concurrent:
+            self._reductions.start()
+            self._reductions.finish()
+
+    # Gather, use, release
+
+    def _use(self, group: ParameterGroup, phase: Phase) -> None:
+        if group.state is State.SHARDED:
+            self._gather(group, self._gather_stream, phase)
+        elif group.state is State.AHEAD:
+            self._ahead.remove(group)
+        elif group.state is State.PENDING:
+            self._pending.remove(group)
+        group.state = State.IN_USE
+        group.wait(self._device.current_stream())
+        group.expose()
+
+    def _gather_ahead(self, groups: list[ParameterGroup], phase: Phase) -> None:
+        for group in groups:
+            if group.state is State.SHARDED and self._make_room(1, phase):
+                self._gather(group, self._device.current_stream(), phase)
+            elif group.state is State.PENDING:
+                self._pending.remove(group)
+            else:
+                continue
+            group.state = State.AHEAD
+            self._ahead.append(group)
+
+    def _gather(self, group: ParameterGroup, early: Any, phase: Phase) -> None:
+        stream = self._gather_stream
+        with self._device.stream(stream):
+            group.gather(stream, early, phase)
+
+    def _retire(self, group: ParameterGroup, phase: Phase) -> None:
+        """Ends a group's use: its storage goes when the current stream has done what was issued on it so far."""
+        stream = self._device.current_stream()
+        group.wait(stream)
+        group.conceal()
+        group.consumed.record(stream)
+        group.state = State.PENDING
+        self._pending.append(group)
+        self._release_pending(self.target_length, phase)
+        self._make_room(0, phase)
+
+    def _make_room(self, count: int, phase: Phase) -> bool:
+        """Releases pending groups, oldest first, until ``count`` more may be gathered ahead. False: there is no room.
+
+        Besides the units that compute, ``target_length + max(1, depth) - 1`` may be unsharded. With the unit that
+        computes and an outermost unit smaller than it, the peak stays below ``target_length + 1 + max(1, depth)``
+        units.
+        """
+        room = self.target_length + max(1, self.schedule.depth) - 1 - len(self._ahead) - count
+        self._release_pending(max(0, room), phase)
+        return room >= 0
+
+    def _release_unused(self, phase: Phase) -> None:
+        """Releases what was gathered ahead and then not used."""
+        while self._ahead:
+            self._retire(self._ahead.pop(), phase)
+
+    def _release_pending(self, length: int, phase: Phase) -> None:
+        while len(self._pending) > length:
+            group = self._pending.popleft()
+            self._gather_stream.wait_event(group.consumed)
+            with annotate("release", phase, group.name):
+                group.free()
+            group.state = State.SHARDED
+
+    @property
+    def _gather_stream(self) -> Any:
+        return self.all_gather_stream if self.schedule.concurrent else self._device.current_stream()
+
+
+def _warn_of_serialised_streams(device: torch.device) -> None:
+    if device.type == "cuda" and os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
+        warnings.warn(
+            "CUDA_DEVICE_MAX_CONNECTIONS=1 puts all streams into one hardware queue: a gather that is issued behind a "
+            "matmul starts behind it, and little overlaps; unset the variable",
+            stacklevel=2,
+        )

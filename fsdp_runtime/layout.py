@@ -1,0 +1,116 @@
+"""Where each parameter lies in a unit's flat buffers. Pure arithmetic; everything else rests on it.
+
+Three buffers, one set of offsets. With ``world`` ranks every parameter is padded to ``world * rows`` equal rows, so
+that its shard on a rank is the rows that ``torch.chunk`` and DTensor's ``Shard(0)`` would give that rank (fewer, or
+none, on the last ranks when the rows do not divide).
+
+- *sharded* ``[shard_numel]``: this rank's rows of every parameter, one after the other.
+- *unsharded* ``[world * shard_numel]``, **parameter-major**: all shards of parameter 0, then all of parameter 1 ... The
+  shards of one parameter are adjacent, so the unsharded parameter is a plain view: nothing is copied out after the
+  gather, and each rank's own place in the buffer exists before it, so a gather can be in place. The price is that a
+  gather is one piece a parameter (issued as one grouped call). Rank-major, as in FSDP2, is one piece but needs a
+  copy-out; a buffer cut into equal flat pieces needs neither but gives shards that ``Shard(0)`` cannot describe.
+- *packed gradient* ``[world, shard_numel]``, **rank-major**: gradients must be copied into one buffer anyway, so the
+  copy does the layout, and one plain reduce-scatter leaves a flat shard laid out as *sharded* is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.utils.dlpack import from_dlpack, to_dlpack  # type: ignore[attr-defined]
+
+ALIGNMENT = 64
+"""Every shard starts at a multiple of this many elements: vectorised kernels and matmuls need aligned parameters."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One parameter's place.
+
+    shape: of the whole parameter. rows: of one shard, padding included. offset: of the shard in the sharded buffer, in
+    elements. numel: elements of one shard, padding included.
+    """
+
+    shape: torch.Size
+    rows: int
+    offset: int
+    numel: int
+
+    def own_rows(self, rank: int) -> slice:
+        """The rows of the parameter that ``rank`` holds; empty if there are not enough."""
+        start = min(rank * self.rows, self.shape[0])
+        return slice(start, min(start + self.rows, self.shape[0]))
+
+    def shard(self, sharded: torch.Tensor) -> torch.Tensor:
+        """``[numel]``: the parameter's shard in a sharded buffer, padding included."""
+        return sharded.narrow(0, self.offset, self.numel)
+
+    def local(self, sharded: torch.Tensor, rank: int) -> torch.Tensor:
+        """``[own rows, ...]``: what DTensor calls the local tensor. It shares the memory of a sharded buffer.
+
+        Not as a view but with a storage of its own, which begins at the shard: saving or copying a tensor takes its
+        whole storage along, and a DTensor whose local tensor does not begin its storage cannot be deep-copied.
+        """
+        rows = self.own_rows(rank)
+        shape = (rows.stop - rows.start, *self.shape[1:])
+        view = sharded.narrow(0, self.offset, math.prod(shape)).view(shape)
+        return view if view.is_meta else from_dlpack(to_dlpack(view))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The places of all parameters of a unit."""
+
+    world: int
+    pieces: tuple[Piece, ...]
+    shard_numel: int
+
+    @classmethod
+    def of(cls, shapes: Iterable[torch.Size], world: int) -> Layout:
+        """Lays out parameters of these shapes, each at least 1-D, over ``world`` ranks."""
+        pieces = []
+        offset = 0
+        for shape in shapes:
+            rows = -(-shape[0] // world)
+            numel = rows * math.prod(shape[1:])
+            pieces.append(Piece(shape, rows, offset, numel))
+            offset += -(-numel // ALIGNMENT) * ALIGNMENT
+        return cls(world, tuple(pieces), offset)
+
+    @property
+    def unsharded_numel(self) -> int:
+        return self.world * self.shard_numel
+
+    def shards(self, unsharded: torch.Tensor, piece: Piece) -> torch.Tensor:
+        """``[world * numel]``: the adjacent shards of one parameter in an unsharded buffer, rank 0's first."""
+        return unsharded.narrow(0, self.world * piece.offset, self.world * piece.numel)
+
+    def parameter(self, unsharded: torch.Tensor, piece: Piece) -> torch.Tensor:
+        """The whole parameter as a view of an unsharded buffer's storage, with a version counter of its own.
+
+        Autograd compares version counters to find out that a saved tensor was overwritten. A gather rewrites the
+        same values into the buffer; were the counter shared, every re-gather would look like an in-place change.
+        """
+        strides = torch.empty(piece.shape, device="meta").stride()
+        view = torch.empty(0, dtype=unsharded.dtype, device=unsharded.device)
+        return view.set_(unsharded.untyped_storage(), self.world * piece.offset, piece.shape, strides)
+
+    def pack(self, gradients: Sequence[torch.Tensor | None], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """``[world * shard_numel]``: the gradients, rank-major and cast; a missing one and all padding are zero."""
+        covered = sum(p.shape.numel() for p, g in zip(self.pieces, gradients, strict=True) if g is not None)
+        make = torch.empty if covered == self.unsharded_numel else torch.zeros
+        packed = make(self.world, self.shard_numel, dtype=dtype, device=device)
+        for piece, gradient in zip(self.pieces, gradients, strict=True):
+            if gradient is None or piece.numel == 0:
+                continue
+            columns = packed.narrow(1, piece.offset, piece.numel)
+            values = gradient.reshape(-1)
+            full, rest = divmod(values.numel(), piece.numel)  # ranks with all their rows; elements of the next one's
+            columns[:full].copy_(values[: full * piece.numel].view(full, piece.numel))
+            if rest:
+                columns[full, :rest].copy_(values[-rest:])
+        return packed.view(-1)

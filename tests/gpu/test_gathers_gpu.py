@@ -1,0 +1,127 @@
+"""Every gather on GPUs: units compute with what the optimizer wrote, whichever rank or stream is late."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from fsdp_runtime import CopyEngineGather, MixedPrecision, ZeroCtaGather, context_of, copy_engine
+from fsdp_runtime.selection import resolve_gather
+
+from .conftest import GATHERS, SHARED, WORLD
+from .models import Stack, Watched, make, whole
+
+STEPS = 5
+LATE_CYCLES = 20_000_000  # about 10 ms
+
+OnAll = Callable[[object], list[Any]]
+
+
+def _be_late(model: Stack, late: str) -> None:
+    """Before each forward the owner's optimizer is late, or in its middle the reader's gathers are."""
+    if late == "owner":
+        torch.cuda._sleep(LATE_CYCLES)
+    context = context_of(model)
+    if late == "reader" and context is not None:
+        with torch.cuda.stream(context.all_gather_stream):
+            torch.cuda._sleep(LATE_CYCLES)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("late", ["nobody", "owner", "reader"])
+@pytest.mark.parametrize("schedule", ["serial", "implicit", "prefetch"])
+@pytest.mark.parametrize("gather", GATHERS)
+def test_units_compute_with_what_the_optimizer_just_wrote(
+    mesh: DeviceMesh, on_all: OnAll, gather: str, schedule: str, late: str, dtype: torch.dtype
+) -> None:
+    model = make(mesh, gather=gather, schedule=schedule, mixed_precision=MixedPrecision(compute_dtype=dtype))
+    x = torch.randn(8, 512, device="cuda")
+    written = []
+    for step in range(STEPS):
+        if mesh.get_local_rank() == step % WORLD:
+            _be_late(model, late)
+        with torch.no_grad():
+            shards = [parameter.to_local() for parameter in model.parameters()]  # type: ignore[attr-defined]
+            for shard in shards:  # on the caller's stream, as an optimizer does: no host waits in between
+                shard.add_(1)
+            model(x)
+            written.append([shard.clone() for shard in shards])
+    torch.cuda.synchronize()
+    for step in range(STEPS):
+        told = on_all([local.cpu() for local in written[step]])
+        expected = [torch.cat(parts).to("cuda", dtype) for parts in zip(*told, strict=True)][1:]  # the root's is first
+        for layer, weight, bias in zip(model.layers, expected[::2], expected[1::2], strict=True):
+            assert isinstance(layer, Watched)
+            assert torch.equal(layer.seen[step], torch.cat([weight.reshape(-1), bias])), f"step {step}"
+
+
+@pytest.mark.parametrize("schedule", ["serial", "implicit", "prefetch"])
+@pytest.mark.parametrize("gather", GATHERS)
+def test_training_is_that_of_the_unsharded_model(mesh: DeviceMesh, on_all: OnAll, gather: str, schedule: str) -> None:
+    torch.manual_seed(0)
+    reference = Stack().to("cuda")
+    model = make(mesh, gather=gather, schedule=schedule)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (reference, model)]
+    for step in range(STEPS):
+        batch = torch.randn(8 * WORLD, 512, device="cuda", generator=torch.Generator("cuda").manual_seed(step))
+        if mesh.get_local_rank() == step % WORLD:
+            torch.cuda._sleep(LATE_CYCLES)
+        reference(batch).square().mean().backward()
+        model(batch.chunk(WORLD)[mesh.get_local_rank()]).square().mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    for expected, actual in zip(reference.parameters(), whole(list(model.parameters()), on_all), strict=True):
+        torch.testing.assert_close(actual, expected.detach(), rtol=0, atol=1e-5 * float(expected.detach().abs().max()))
+
+
+@pytest.mark.parametrize("gather", GATHERS)
+def test_the_steady_state_allocates_and_registers_nothing(
+    mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch, gather: str
+) -> None:
+    model = make(mesh, gather=gather)
+    x = torch.randn(8, 512, device="cuda")
+    for _ in range(3):
+        model(x).sum().backward()
+    mechanism = context_of(model).groups[0].mechanism  # type: ignore[union-attr]
+    calls: list[str] = []
+    symmetric_empty = copy_engine.symmetric_empty
+    monkeypatch.setattr(copy_engine, "symmetric_empty", lambda *a: (calls.append("allocate"), symmetric_empty(*a))[1])
+    segments = mechanism._pool.snapshot() if isinstance(mechanism, ZeroCtaGather) else []
+    registered = set(mechanism._registered) if isinstance(mechanism, ZeroCtaGather) else set()
+    if not SHARED:  # gloo waits on the host
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(3):
+            model(x).sum().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert calls == []
+    if isinstance(mechanism, ZeroCtaGather):
+        assert len(mechanism._pool.snapshot()) == len(segments)
+        assert mechanism._registered == registered
+
+
+@pytest.mark.parametrize("gather", GATHERS)
+def test_units_share_a_gather_that_goes_with_the_last_of_them(mesh: DeviceMesh, gather: str) -> None:
+    model = make(mesh, gather=gather)
+    model(torch.randn(8, 512, device="cuda")).sum().backward()
+    mechanisms = {id(group.mechanism) for group in context_of(model).groups}  # type: ignore[union-attr]
+    assert len(mechanisms) == 1
+    gone = weakref.ref(context_of(model).groups[0].mechanism)  # type: ignore[union-attr]
+    del model
+    gc.collect()
+    assert gone() is None
+
+
+def test_auto_is_the_copy_engine_where_ranks_have_gpus_of_their_own(mesh: DeviceMesh) -> None:
+    from fsdp_runtime.mesh import ShardMesh
+
+    chosen = resolve_gather("auto", ShardMesh.of(mesh, None))
+    assert isinstance(chosen, CopyEngineGather) == (WORLD > 1 and not SHARED)

@@ -1,0 +1,102 @@
+"""Runs a function on several gloo ranks and returns what each of them returned.
+
+The rank processes are started once for a test session and world size, and forked from one server that has imported
+torch, because importing it costs more than most tests. Each waits for a function (a module-level one, sent by name),
+runs it with ``(rank, world, *args)`` and sends back the result or the traceback. A rank that fails or hangs takes its
+pool down; the next test starts a new one.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+TIMEOUT_S = 60.0
+
+
+class RankFailed(AssertionError):
+    """A function raised on a rank, or did not return in time. The message holds every rank's traceback."""
+
+
+class RankPool:
+    """Processes that form one gloo process group."""
+
+    def __init__(self, world: int) -> None:
+        self.world = world
+        self._processes: list[Any] = []
+        self._connections: list[Connection] = []
+
+    def run(self, function: Callable[..., Any], *args: Any, timeout_s: float = TIMEOUT_S) -> list[Any]:
+        """Calls ``function(rank, world, *args)`` on every rank; the results in the order of ranks."""
+        if not self._processes:
+            self._start()
+        for connection in self._connections:
+            connection.send((function, args))
+        replies: dict[int, tuple[bool, Any]] = {}
+        while len(replies) < self.world:
+            waiting = {c: rank for rank, c in enumerate(self._connections) if rank not in replies}
+            # A rank that raised leaves the others in a collective: give them a moment, not the whole timeout.
+            patience = timeout_s if all(ok for ok, _ in replies.values()) else 2.0
+            ready = wait(list(waiting), patience)
+            if not ready:
+                break
+            for connection in ready:
+                try:
+                    replies[waiting[connection]] = connection.recv()
+                except EOFError:
+                    replies[waiting[connection]] = (False, "the process died")
+        if len(replies) < self.world or not all(ok for ok, _ in replies.values()):
+            self.close()
+            report = [
+                f"rank {rank}: {replies.get(rank, (False, 'no reply'))[1]}"
+                for rank in range(self.world)
+                if not replies.get(rank, (False, None))[0]
+            ]
+            raise RankFailed("\n".join(report))
+        return [replies[rank][1] for rank in range(self.world)]
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.join()
+        for connection in self._connections:
+            connection.close()
+        self._processes, self._connections = [], []
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch", "fsdp_runtime"])
+        store = Path(tempfile.mkdtemp(prefix="ranks-")) / "store"
+        for rank in range(self.world):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, self.world, str(store), theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self._processes.append(process)
+            self._connections.append(ours)
+
+
+def _serve(rank: int, world: int, store: str, connection: Connection) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=TIMEOUT_S)
+    )
+    while True:
+        try:
+            function, args = connection.recv()
+        except EOFError:
+            return
+        try:
+            torch.manual_seed(0)
+            connection.send((True, function(rank, world, *args)))
+        except BaseException:
+            connection.send((False, traceback.format_exc()))

@@ -1,0 +1,244 @@
+"""One context serves an outermost unit and all below it, from its first forward until the model dies."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import subprocess
+import sys
+import time
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import fsdp_runtime
+from fsdp_runtime import FsdpContext, FsdpError, context_of, fully_shard
+from fsdp_runtime.context import _warn_of_serialised_streams
+from fsdp_runtime.parameter_group import ParameterGroup, State
+
+from .conftest import OnRanks
+from .models import Root, same_gradients, shard_children
+from .recorder import recording
+
+
+def _lazily_created_and_shared(rank: int, world: int) -> None:
+    model = shard_children(Root())
+    units = [model, *model.layers]
+    assert all(context_of(unit) is None for unit in units)
+    model(torch.randn(2, 16))
+    context = context_of(model)
+    assert isinstance(context, FsdpContext)
+    assert all(context_of(unit) is context for unit in units)
+    streams = {context.all_gather_stream, context.reduce_scatter_stream}
+    assert len(streams) == 2
+    model(torch.randn(2, 16)).sum().backward()
+    assert context_of(model) is context
+    assert {context.all_gather_stream, context.reduce_scatter_stream} == streams
+
+
+def test_a_context_appears_with_the_first_forward_and_is_shared_by_all_units(on_ranks: OnRanks) -> None:
+    on_ranks(2, _lazily_created_and_shared)
+
+
+def _siblings_apart(rank: int, world: int) -> None:
+    siblings = nn.Sequential(*[shard_children(Root(children=2)) for _ in range(2)])
+    siblings(torch.randn(2, 16)).sum().backward()
+    first, second = (context_of(module) for module in siblings)
+    assert first is not second
+    assert first is not None
+    assert second is not None
+    assert first.all_gather_stream is not second.all_gather_stream
+
+
+def test_siblings_without_a_common_unit_have_contexts_of_their_own(on_ranks: OnRanks) -> None:
+    on_ranks(2, _siblings_apart)
+
+
+def _child_first(rank: int, world: int) -> None:
+    model = shard_children(Root())
+    model.layers[1](torch.randn(2, 16))
+    with pytest.raises(FsdpError, match=r"unit layers\.1: its forward ran before that of Root"):
+        model(torch.randn(2, 16))
+
+
+def test_a_child_that_ran_before_its_root_makes_the_root_raise(on_ranks: OnRanks) -> None:
+    on_ranks(2, _child_first)
+
+
+def _deleted_model(rank: int, world: int, mode: str) -> None:
+    """Every buffer and the context itself must go by reference counts alone."""
+    gc.disable()
+    try:
+        model = shard_children(Root())
+        output = model(torch.randn(2, 16))
+        if mode == "backward":
+            output.sum().backward()
+        watched = [weakref.ref(context_of(model))]
+        for unit in [model, *model.layers]:
+            group = unit._fsdp_unit.group
+            watched += [weakref.ref(group), weakref.ref(group._sharded), weakref.ref(group._unsharded)]
+            watched += [weakref.ref(p.unsharded) for p in group.parameters]
+        del model, unit, group, output
+        deadline = time.monotonic() + 5  # gloo's thread lets go of the buffers of the last collective a moment later
+        while any(ref() is not None for ref in watched) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert [type(ref()).__name__ for ref in watched if ref() is not None] == []
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("mode", ["forward", "backward"])
+def test_a_deleted_model_frees_its_storage_without_the_garbage_collector(on_ranks: OnRanks, mode: str) -> None:
+    on_ranks(2, _deleted_model, mode)
+
+
+FIRST_MODEL = """
+import gc, sys, weakref
+import torch, torch.distributed as dist
+from fsdp_runtime import fully_shard
+dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=0, world_size=1)
+gc.disable()
+model = fully_shard(torch.nn.Linear(4, 4))
+model(torch.ones(1, 4)).sum().backward()
+watched = [weakref.ref(model), weakref.ref(model._fsdp_unit.group)]
+del model
+sys.exit(any(ref() is not None for ref in watched))
+"""
+
+
+def test_the_first_model_of_a_process_is_freed_too(tmp_path: Path) -> None:
+    """What torch imports only when it is first used leaves cycles that hold every frame on the stack."""
+    root = Path(fsdp_runtime.__file__).parent.parent
+    subprocess.run([sys.executable, "-c", FIRST_MODEL, str(tmp_path / "store")], cwd=root, check=True, timeout=120)
+
+
+def _child_outlives_root(rank: int, world: int) -> None:
+    gc.disable()
+    try:
+        _outlive()
+    finally:
+        gc.enable()
+
+
+def _outlive() -> None:
+    model = shard_children(Root())
+    x = torch.randn(2, 16)
+    model(x).sum()  # no backward: some storage is still there
+    kept, others = model.layers[3], [weakref.ref(layer._fsdp_unit.group) for layer in model.layers[:3]]
+    expected = x @ kept.weight.full_tensor().detach().T
+    del model
+    deadline = time.monotonic() + 5
+    while any(ref() is not None for ref in others) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert [ref() for ref in others] == [None] * 3
+    assert context_of(kept) is None
+    kept(x).sum().backward()
+    torch.testing.assert_close(kept(x), expected)
+    assert context_of(kept) is not None
+
+
+def test_a_child_that_outlives_its_root_is_a_root_and_keeps_nothing_of_the_others(on_ranks: OnRanks) -> None:
+    on_ranks(2, _child_outlives_root)
+
+
+def _child_called_alone(rank: int, world: int) -> None:
+    model = shard_children(Root())
+    x = torch.randn(2, 16)
+    model(x).sum().backward()
+    layer = model.layers[2]
+    expected = x @ layer.weight.full_tensor().detach().T
+    for _ in range(2):  # the weights change in between: nothing stale may be used
+        torch.testing.assert_close(layer(x), expected)
+        with torch.no_grad():
+            layer.weight.mul_(2)
+        expected = expected * 2
+    with torch.no_grad():
+        layer(x)
+    assert all(unit._fsdp_unit.group.state is State.SHARDED for unit in model.layers)
+
+
+def test_a_child_may_be_called_alone_after_its_root_ran(on_ranks: OnRanks) -> None:
+    on_ranks(2, _child_called_alone)
+
+
+def _raises_in(part: str, model: Root, x: torch.Tensor) -> None:
+    class Failing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            if part == "forward":
+                raise ValueError("on purpose")
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, g):
+            raise ValueError("on purpose")
+
+    if part == "backward of a unit":  # when its weight has a gradient, and nobody has taken it yet
+        handle = model.layers[1].register_forward_pre_hook(lambda module, args: Failing.apply(*args))
+    else:
+        handle = model.layers[1].register_forward_hook(lambda module, args, output: Failing.apply(output))
+    with pytest.raises(ValueError, match="on purpose"):
+        model(x).sum().backward()
+    handle.remove()
+
+
+def _goes_on_after_an_exception(rank: int, world: int, part: str) -> None:
+    torch.manual_seed(1)
+    reference = Root()
+    model = shard_children(copy.deepcopy(reference))
+    x = torch.randn(2, 16)
+    model(x).sum().backward()
+    model.zero_grad()
+    _raises_in(part, model, x)
+    model.zero_grad()
+    with torch.no_grad():
+        for parameter in [*reference.parameters(), *model.state_dict().values()]:
+            parameter.mul_(0.5)  # nothing that the failed step gathered may be used
+    with recording() as recorder:
+        reference(x).sum().backward()
+        model(x).sum().backward()
+        assert not recorder.alive
+        with torch.no_grad():
+            model(x)
+        assert not recorder.alive
+    same_gradients(model, reference)
+
+
+@pytest.mark.parametrize("part", ["forward", "backward", "backward of a unit"])
+def test_the_next_step_is_right_after_an_exception(on_ranks: OnRanks, part: str) -> None:
+    on_ranks(2, _goes_on_after_an_exception, part)
+
+
+def _state_outside_passes(rank: int, world: int) -> None:
+    from torch.distributed.tensor import DTensor
+
+    model = shard_children(Root())
+    output = model(torch.randn(2, 16))
+    assert all(isinstance(p, DTensor) for p in model.parameters())  # also where the unsharded storage is still there
+    assert any(unit._fsdp_unit.group.state is State.PENDING for unit in [model, *model.layers])
+    output.sum().backward()
+    assert all(isinstance(p, DTensor) and isinstance(p.grad, DTensor) for p in model.parameters())
+
+
+def test_parameters_are_dtensors_whenever_no_unit_runs(on_ranks: OnRanks) -> None:
+    on_ranks(2, _state_outside_passes)
+
+
+def test_serialised_streams_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    with pytest.warns(UserWarning, match="unset the variable"):
+        _warn_of_serialised_streams(torch.device("cuda"))
+
+
+def _no_module_is_referenced(rank: int, world: int) -> None:
+    linear = fully_shard(nn.Linear(4, 4))
+    linear(torch.randn(1, 4)).sum().backward()
+    group: ParameterGroup = linear._fsdp_unit.group
+    assert not any(isinstance(value, nn.Module) for value in vars(group).values())
+
+
+def test_groups_do_not_refer_to_modules(on_ranks: OnRanks) -> None:
+    on_ranks(2, _no_module_is_referenced)
