@@ -101,7 +101,7 @@ def local_batch(batch: torch.Tensor, rank: int, world: int) -> torch.Tensor:
 
 
 def close(actual: torch.Tensor, expected: torch.Tensor, relative: float = RELATIVE) -> None:
-    """Equal to ``relative`` times the largest element: element by element a gradient near zero has no relative error."""
+    """Equal to ``relative`` times the largest element: single elements near zero have no relative error."""
     scale = float(expected.detach().abs().max()) if expected.numel() else 0.0
     torch.testing.assert_close(actual, expected, rtol=0, atol=relative * max(scale, 1e-30))
 

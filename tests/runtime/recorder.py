@@ -12,7 +12,7 @@ from fsdp_runtime.reduction import Reduction
 
 
 class Recorder:
-    """``events``: ``"gather NAME"``, and so on for wait, free, reduce and join (wait for the reduction), as they happened.
+    """``events``: ``"gather NAME"`` and so on for wait, free, reduce and join (the wait for it), as they happened.
 
     Bytes are those of unsharded storage.
     """

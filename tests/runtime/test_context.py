@@ -189,11 +189,12 @@ def _goes_on_after_an_exception(rank: int, world: int, part: str) -> None:
     torch.manual_seed(1)
     reference = Root()
     model = shard_children(copy.deepcopy(reference))
+    optimizer = torch.optim.SGD(model.parameters())
     x = torch.randn(2, 16)
     model(x).sum().backward()
-    model.zero_grad()
+    optimizer.zero_grad()
     _raises_in(part, model, x)
-    model.zero_grad()
+    optimizer.zero_grad()
     with torch.no_grad():
         for parameter in [*reference.parameters(), *model.state_dict().values()]:
             parameter.mul_(0.5)  # nothing that the failed step gathered may be used
