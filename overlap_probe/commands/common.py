@@ -38,7 +38,7 @@ def options_of(options: Sequence[Callable[[Any], Any]]) -> Callable[[Command], C
 
 paths_argument = click.argument("paths", nargs=-1, required=True, type=FILE)
 
-reading_options = options_of(
+meaning_options = options_of(
     [
         click.option(
             "--rule",
@@ -65,6 +65,13 @@ reading_options = options_of(
             metavar="REGEX",
             help="A label grammar of your own: groups named unit, phase, op, or the first is the unit. Repeatable.",
         ),
+    ]
+)
+"""What a timeline's names mean: all that a comparison needs to be told."""
+
+reading_options = options_of(
+    [
+        meaning_options,
         click.option(
             "--what-if",
             is_flag=True,
@@ -74,7 +81,7 @@ reading_options = options_of(
 )
 
 READING = ("rules", "window", "min_overlap", "unit_labels", "what_if")
-"""Names of what `reading_options` give."""
+"""Names of what `reading_options` give; `meaning_options` give all but the last."""
 
 rank_option = click.option(
     "--rank", type=click.IntRange(min=0), help="The rank of a single trace that does not say it."
@@ -173,11 +180,11 @@ class Checks:
 
 def take_reading(options: dict[str, Any]) -> op.Options:
     """Take `reading_options` out of a command's options; raises CheckSyntaxError."""
-    return parse_reading(**{name: options.pop(name) for name in READING})
+    return parse_reading(**{name: options.pop(name) for name in READING if name in options})
 
 
 def parse_reading(
-    rules: Sequence[str], window: str | None, min_overlap: str, unit_labels: Sequence[str], what_if: bool
+    rules: Sequence[str], window: str | None, min_overlap: str, unit_labels: Sequence[str], what_if: bool = False
 ) -> op.Options:
     """`reading_options` as an object; raises CheckSyntaxError."""
     return op.Options.parse(rules, window, parse_duration_ns("--min-overlap", min_overlap), unit_labels, what_if)

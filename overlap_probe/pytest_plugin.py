@@ -1,0 +1,175 @@
+"""The pytest plugin: fixtures that read or make a run for a test to hold against checks (design, section 7).
+
+The idea: whatever goes wrong raises, so that a trace that cannot be read or a rank that died fails the test, and
+nothing is ever skipped. Every pytest in a user's environment loads this module, so it imports what a test needs when a
+test needs it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import pytest
+
+if TYPE_CHECKING:
+    from overlap_probe.checked import CheckedRun
+    from overlap_probe.options import Options
+
+OverlapTrace: TypeAlias = "Callable[..., CheckedRun]"
+"""Type of the fixture `overlap_trace`."""
+
+OverlapRun: TypeAlias = "Callable[..., CheckedRun]"
+"""Type of the fixture `overlap_run`."""
+
+
+@pytest.fixture
+def overlap_trace(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> OverlapTrace:
+    """Read traces: overlap_trace(path, **options).check('overlaps >= auto', ...).
+
+    The path is a trace, a folder with one trace a rank, or a list of either. Options are those of `overlap_probe
+    analyze`: rules, window, min_overlap, unit_labels, what_if, rank.
+    """
+    folders = _Folders(request, tmp_path_factory)
+
+    def read(path: str | Path | Sequence[str | Path], *, rank: int | None = None, **reading: Any) -> CheckedRun:
+        __tracebackhide__ = True
+        from overlap_probe import analyze_run
+        from overlap_probe.checked import CheckedRun
+
+        with _own_errors():
+            run = analyze_run(path, _options(**reading))
+        if rank is not None:
+            if len(run.ranks) != 1:
+                raise ValueError(f"rank: names the rank of one trace, and there are {len(run.ranks)}")
+            run = replace(run, ranks=(replace(run.ranks[0], rank=rank),))
+        return CheckedRun(run, folders.next(), folders.kept)
+
+    return read
+
+
+@pytest.fixture
+def overlap_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> OverlapRun:
+    """Run under the profiler: overlap_run(target, nproc=2, **options).check('overlaps >= auto', ...).
+
+    The target is a function at the top of a module, or 'module:function'; every rank calls it. Options are those of
+    `overlap_probe run`: warmup, steps, timeout, script, schedule, window, ...; with neither a target nor a script the
+    built-in workload runs.
+    """
+    folders = _Folders(request, tmp_path_factory)
+
+    def launch(target: Callable[[], Any] | str | None = None, nproc: int = 2, **options: Any) -> CheckedRun:
+        __tracebackhide__ = True
+        from overlap_probe import LaunchError, analyze_run
+        from overlap_probe import launch as launcher
+        from overlap_probe.checked import CheckedRun
+        from overlap_probe.worker import target_name
+
+        if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+            raise LaunchError("overlap_run: starts ranks of its own, but RANK is set; run pytest without a launcher")
+        with _own_errors():
+            reading = _options(**{name: options.pop(name) for name in _READING if name in options})
+            name = target_name(target) if callable(target) else target
+            asked = launcher.LaunchOptions(nproc=nproc, target=name, out=str(folders.next()), **options)
+            with _alone(tmp_path_factory):
+                try:
+                    record = launcher.run(asked, print)
+                except launcher.LaunchInterrupted as stopped:
+                    signal.raise_signal(stopped.signal_number)  # Ctrl-C stops pytest, not one test
+                    raise
+            run = replace(analyze_run(record.folder, reading), record=record.to_dict())
+        return CheckedRun(run, record.folder, folders.kept)
+
+    return launch
+
+
+_READING = ("rules", "window", "min_overlap", "unit_labels", "what_if")
+
+
+def _options(
+    rules: Sequence[str] = (),
+    window: str | None = None,
+    min_overlap: str = "0",
+    unit_labels: Sequence[str] = (),
+    what_if: bool = False,
+) -> Options:
+    from overlap_probe import Options
+    from overlap_probe.checks import parse_duration_ns
+
+    return Options.parse(rules, window, parse_duration_ns("min_overlap", min_overlap), unit_labels, what_if)
+
+
+@contextlib.contextmanager
+def _own_errors() -> Iterator[None]:
+    """An error of ours says all there is to say: pytest shows the test's own line with it, and none of this package."""
+    __tracebackhide__ = True
+    from overlap_probe import OverlapProbeError
+
+    try:
+        yield
+    except OverlapProbeError as error:
+        raise error.with_traceback(None) from None
+
+
+@contextlib.contextmanager
+def _alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Workers of pytest-xdist take turns: ranks that run beside other ranks would measure each other."""
+    __tracebackhide__ = True
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        yield
+        return
+    import fcntl
+
+    with (tmp_path_factory.getbasetemp().parent / "overlap_run.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+class _Folders:
+    """Folders for one test's runs and reports: below the folder that the user keeps, else pytest's temporary ones."""
+
+    def __init__(self, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> None:
+        keep: str | None = request.config.getoption("--overlap-report-dir")
+        self.kept = keep is not None
+        self._base = None if keep is None else request.config.invocation_params.dir / keep
+        self._test, self._fixture, self._count = request.node.nodeid, str(request.fixturename), 0
+        self._temporary = tmp_path_factory
+
+    def next(self) -> Path:
+        if self._base is None:
+            return self._temporary.mktemp(self._fixture)
+        self._count += 1
+        readable = re.sub(r"[^\w.-]+", "-", self._test).strip("-.")[:100]
+        unique = (
+            f"{zlib.crc32(self._test.encode()):08x}"  # two tests may read the same, and a name has a longest length
+        )
+        return self._base / f"{readable}-{unique}" / f"{self._fixture}{self._count}"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.getgroup("overlap_probe", "overlap_probe").addoption(
+        "--overlap-report-dir",
+        metavar="DIR",
+        help="Keep the runs and reports of tests that use overlap_run or overlap_trace below DIR, also of those that "
+        "pass. [default: pytest's temporary folder, and reports only of checks that do not hold]",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers",
+        "overlap_run: launches ranks under the profiler; set on every test that uses the fixture overlap_run, "
+        "so -m 'not overlap_run' leaves them out",
+    )
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if "overlap_run" in getattr(item, "fixturenames", ()):
+        item.add_marker("overlap_run")
