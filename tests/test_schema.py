@@ -1,4 +1,4 @@
-"""The published schema: results are valid by it, it describes all that is written, and it refuses what is no result.
+"""The published schema: results are valid by it, it describes all that is written, and it refuses what is no result."""
 
 from __future__ import annotations
 
