@@ -239,13 +239,28 @@ class _Gather:
         left_ns, ready_ns = end - c.start_ns, c.start_ns - (c.queue_ns or 0)
         if left_ns > TAIL_SHARE * (end - start) or min(c.start_ns, end) - max(start, ready_ns) <= SMALL_QUEUE_NS:
             return None
-        mine, kernel = int(activities.blocks[self.row]), short(trace.names[activities.name[row]])
-        what = f"its {mine} blocks" if mine > 0 else "its copy inside the device"
+        mine, kernel = self._blocks(self.row), short(trace.names[activities.name[row]])
+        what = f"its {mine}" if mine else "its copy inside the device"
         when = f"{duration(left_ns)} before that ended" if left_ns > 0 else f"{duration(-left_ns)} after its end"
         return (
             f"ready {duration(c.queue_ns or 0)} before it started; {what} waited for {kernel} "
-            f"({blocks} blocks on {device.sms} SMs) and started {when}"
+            f"({self._blocks(row)} on {device.sms} SMs) and started {when}"
         )
+
+    def _blocks(self, row: int) -> str:
+        """A kernel's grid as an expert asks for it: ``24 blocks of 544 threads, 96 registers each``; empty for a copy."""
+        blocks, threads, registers = (
+            int(column[row])
+            for column in (
+                self.work.trace.activities.blocks,
+                self.work.trace.activities.threads,
+                self.work.trace.activities.registers,
+            )
+        )
+        if blocks <= 0:
+            return ""
+        each = f", {registers} registers each" if registers > 0 else ""
+        return f"{blocks} blocks" + (f" of {threads} threads{each}" if threads > 0 else "")
 
     def _longer_than_compute(self) -> str | None:
         """Whether it covers all the compute that began beside it, and more, and could not have started much earlier."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
 
 from overlap_probe.cli import main
+
+needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="starts ranks, which need torch")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 import pytest
-from command_line import call
+from command_line import call, needs_torch
 from documents import ROOT, commands
 
 from overlap_probe.cli import main
@@ -180,8 +180,8 @@ def test_a_mistake_is_exit_code_2_with_one_line_that_names_it_and_nothing_writte
 
 
 @pytest.mark.slow
+@needs_torch
 def test_a_small_run_with_every_option_fails_its_check(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("torch")
     done = call(capsys, *words(RUN, out))
     assert done.code == 1, done.out + done.err
     assert done.out.splitlines()[-2].startswith("FAIL  ")

@@ -14,7 +14,7 @@ from typing import Any
 import click
 import pytest
 import yaml
-from command_line import call
+from command_line import call, needs_torch
 from documents import DOCUMENTS, ROOT, blocks, commands
 from jsonschema import Draft202012Validator
 from nsys_databases import NsysDatabase
@@ -42,11 +42,11 @@ def test_every_example_is_in_the_table() -> None:
 
 
 @pytest.mark.slow
+@needs_torch
 @pytest.mark.parametrize("command", PROMISED, ids=lambda command: re.search(r"\w+\.py", command)[0])
 def test_an_example_ends_as_the_document_says(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    pytest.importorskip("torch")
     monkeypatch.chdir(EXAMPLES)
     before = set(EXAMPLES.glob("[!_]*"))
     _, run, *arguments = shlex.split(command)
@@ -164,8 +164,8 @@ def test_the_workflow_is_one_and_keeps_what_it_promises() -> None:
 
 
 @pytest.mark.slow
+@needs_torch
 def test_the_cpu_job_runs_here_step_by_step(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
     (tmp_path / "bin").mkdir()
     command = tmp_path / "bin" / "overlap_probe"
     command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m overlap_probe "$@"\n')

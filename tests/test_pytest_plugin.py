@@ -15,8 +15,10 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
+from command_line import needs_torch
 
 pytest_plugins = ["pytester"]
+"""It forgets the modules that a test imported: nothing here may import torch, which cannot be imported twice."""
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(__file__).parent / "data"
@@ -185,6 +187,14 @@ def test_what_cannot_be_read_or_answered_fails_and_is_never_skipped(pytester: py
 
 
 def test_reports_are_kept_apart_where_the_user_wants_them(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest("""
+        import overlap_probe.checked
+
+        def write(run, path, verdict):  # what is in a report is tested above
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(verdict.status)
+        overlap_probe.checked.write_report = write
+        """)
     pytester.makepyfile(f"""
         import pytest
         @pytest.mark.parametrize("name", ["a/b", "a:b", "x" * 300])
@@ -267,8 +277,9 @@ def test_mistakes_of_a_launch_fail_before_anything_starts(
         assert says in text, says
 
 
+@pytest.mark.slow
+@needs_torch
 def test_a_function_of_the_test_file_runs_on_every_rank_and_its_death_is_told(pytester: pytest.Pytester) -> None:
-    pytest.importorskip("torch")
     pytester.makepyfile("""
         import os
 
