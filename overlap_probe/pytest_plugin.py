@@ -115,7 +115,7 @@ def _own_errors() -> Iterator[None]:
     try:
         yield
     except OverlapProbeError as error:
-        raise
+        raise error.with_traceback(None) from None
 
 
 @contextlib.contextmanager

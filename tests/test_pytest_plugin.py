@@ -137,9 +137,22 @@ def test_a_check_that_does_not_hold_shows_rank_collectives_causes_and_report(pyt
     report = Path(shown[-1].removeprefix("report: "))
     assert "<html" in report.read_text("utf-8")
     assert json.loads((report.parent / "result.json").read_text())["verdict"]["status"] == "fail"
-    assert "> " in text
-    assert 'checked.py", line' not in text  # the traceback ends at the user's own line
-    assert "def evaluate" not in text
+    assert "def check(" not in text  # the traceback ends at the user's own line
+
+
+def test_an_error_shows_the_users_own_line_and_none_of_this_package(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("""
+        def test_reads(overlap_trace):
+            overlap_trace("nowhere.json")
+        def test_runs(overlap_run):
+            overlap_run(script=("nowhere.py",))
+        """)
+    counts, text = outcome(pytester)
+    assert counts == {"failed": 2}
+    assert [line for line in text.splitlines() if line.startswith(">")] == [
+        '>       overlap_trace("nowhere.json")',
+        '>       overlap_run(script=("nowhere.py",))',
+    ]
 
 
 def test_what_cannot_be_read_or_answered_fails_and_is_never_skipped(pytester: pytest.Pytester, tmp_path: Path) -> None:
@@ -184,6 +197,7 @@ def test_what_cannot_be_read_or_answered_fails_and_is_never_skipped(pytester: py
         "was to fail here, and does not: overlaps >= 6",
     ):
         assert says in text, says
+    assert "does not: overlaps >= auto" not in text  # nor does it say that the check holds
 
 
 def test_reports_are_kept_apart_where_the_user_wants_them(pytester: pytest.Pytester) -> None:
