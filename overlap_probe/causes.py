@@ -248,7 +248,7 @@ class _Gather:
         )
 
     def _blocks(self, row: int) -> str:
-        """A kernel's grid as an expert asks for it: ``24 blocks of 544 threads, 96 registers each``; empty for a copy."""
+        """A kernel's grid: ``24 blocks of 544 threads, 96 registers each``; empty for a copy."""
         blocks, threads, registers = (
             int(column[row])
             for column in (

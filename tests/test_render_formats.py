@@ -55,7 +55,7 @@ class TestJson:
         assert {name: render(run, verdict, name) for name in formats} == {
             name: render(*again, name) for name in formats
         }
-        with pytest.raises(OverlapProbeError, match="no timeline.*give the traces"):
+        with pytest.raises(OverlapProbeError, match=r"no timeline.*give the traces"):
             render(*again, "svg")
 
     def test_the_picture_has_a_timeline_a_rank_and_stands_alone(self) -> None:
