@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
@@ -44,7 +45,7 @@ def overlap_trace(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
         from overlap_probe import analyze_run
         from overlap_probe.checked import CheckedRun
 
-        with _own_errors():
+        with _OwnErrors():
             run = analyze_run(path, _options(**reading))
         if rank is not None:
             if len(run.ranks) != 1:
@@ -74,7 +75,7 @@ def overlap_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 
         if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
             raise LaunchError("overlap_run: starts ranks of its own, but RANK is set; run pytest without a launcher")
-        with _own_errors():
+        with _OwnErrors():
             reading = _options(**{name: options.pop(name) for name in _READING if name in options})
             name = target_name(target) if callable(target) else target
             asked = launcher.LaunchOptions(nproc=nproc, target=name, out=str(folders.next()), **options)
@@ -106,16 +107,21 @@ def _options(
     return Options.parse(rules, window, parse_duration_ns("min_overlap", min_overlap), unit_labels, what_if)
 
 
-@contextlib.contextmanager
-def _own_errors() -> Iterator[None]:
-    """An error of ours says all there is to say: pytest shows the test's own line with it, and none of this package."""
-    __tracebackhide__ = True
-    from overlap_probe import OverlapProbeError
+class _OwnErrors:
+    """A context in which an error of ours, which says all there is to say, loses its way through this package.
 
-    try:
-        yield
-    except OverlapProbeError as error:
-        raise error.with_traceback(None) from None
+    So pytest shows the test's own line with it. (`contextlib.contextmanager` would give the traceback back.)
+    """
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        __tracebackhide__ = True
+        from overlap_probe import OverlapProbeError
+
+        if isinstance(error, OverlapProbeError):
+            raise error.with_traceback(None) from None
 
 
 @contextlib.contextmanager

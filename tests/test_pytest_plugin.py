@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 from command_line import needs_torch
+from documents import ROOT, blocks
 
 pytest_plugins = ["pytester"]
 """It forgets the modules that a test imported: nothing here may import torch, which cannot be imported twice."""
 
-ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(__file__).parent / "data"
 RING = [str(DATA / f"linear8_ring_prefetch_rank{rank}.json.gz") for rank in (0, 1)]
 """Two ranks, three steps, 8 all-gathers in each, of which 6 or more overlap a GEMM; no labels of units."""
@@ -98,6 +98,14 @@ def test_options_markers_and_fixtures_are_explained(pytester: pytest.Pytester) -
     }.items():
         text = answer(pytester, question)
         assert all(words in text for words in answers), text
+
+
+def test_the_example_of_the_document_is_collected(pytester: pytest.Pytester) -> None:
+    (example,) = blocks((ROOT / "overlap_probe" / "docs" / "pytest.md").read_text("utf-8"), "python")
+    pytester.makepyfile(example)
+    text = answer(pytester, "--collect-only")
+    assert re.findall(r"<Function (\w+)>", text) == re.findall(r"def (test_\w+)", example)
+    assert len(re.findall("overlap_run|overlap_trace", example)) >= 5
 
 
 def test_checks_that_hold_pass_and_leave_no_report(pytester: pytest.Pytester) -> None:

@@ -1,7 +1,7 @@
 """PyTorch FSDP2 with three profiled steps: run it under `overlap_probe run -- fsdp2.py`, torchrun, or Slurm.
 
-On GPUs FSDP2 gathers the next layer while this one computes. On the CPU (gloo) it waits inside each all-gather, so
-there `overlaps >= auto` fails, and the report says why.
+On GPUs FSDP2 gathers the next layer while this one computes, if layers are large enough for the host to be ahead. On
+the CPU (gloo) it waits inside each all-gather, so there `overlaps >= auto` fails, and the report says why.
 """
 
 import os
