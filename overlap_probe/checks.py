@@ -41,7 +41,7 @@ OPERATORS: dict[str, Callable[[float, float], bool]] = {
 }
 _DURATION_NS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 _EXPRESSION = re.compile(r"\s*(?P<name>[\w.]+)\s*(?P<op>>=|<=|==|!=|>|<)\s*(?P<value>[^\s<>=!]\S*)\s*")
-_VALUE = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>%|ns|us|ms|s)?")
+_VALUE = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>%|ns|us|ms|s)?", re.ASCII)
 MOST_EVIDENCE = 8
 
 

@@ -26,6 +26,9 @@ STACK_SIGNAL = signal.SIGUSR1
 
 DEVICES = ("auto", "cpu", "cuda")
 
+MOST_RANKS_PER_CORE = 16
+"""More ranks on a host than this for each core would not even start in a reasonable time."""
+
 
 @dataclass(frozen=True, slots=True)
 class LaunchOptions:
@@ -69,6 +72,9 @@ class LaunchOptions:
         for name, least in (("nproc", 1), ("warmup", 1), ("steps", 1), ("children", 1), ("nnodes", 1)):
             if getattr(self, name) < least:
                 raise LaunchError(f"--{name}: expected {least} or more, got {getattr(self, name)}")
+        most = MOST_RANKS_PER_CORE * (os.cpu_count() or 1)
+        if self.nproc > most:
+            raise LaunchError(f"--nproc: expected {most} or fewer on the {os.cpu_count()} cores here, got {self.nproc}")
         for name in ("dim", "batch"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise LaunchError(f"--{name}: expected 1 or more, got {getattr(self, name)}")

@@ -43,8 +43,12 @@ def analyze_run(paths: PathLike | Sequence[PathLike], options: Options | None = 
     several = [paths] if isinstance(paths, str | Path) else list(paths)
     measured: list[Measured] = []
     problems: list[str] = []
+    seen: set[Path] = set()
     for path in several:
         files = trace_files(Path(path))
+        if twice := seen.intersection(file.resolve() for file in files):
+            raise TraceError(next(iter(twice)).name, "is named twice", "name each trace once")
+        seen |= {file.resolve() for file in files}
         traces = [trace for file in files for trace in read_traces(file)]
         measured += [measure(trace, options) for trace in traces]
         if Path(path).is_dir():

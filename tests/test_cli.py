@@ -37,12 +37,12 @@ PREPARED = (
 
 ENDS = {
     "analyze LATE0 LATE1 --collectives --what-if --json OUT/r.json --junit OUT/j.xml --report OUT/r.html": 0,
-    "analyze COPIES --rank 3 --rule 'all_gather=Memcpy PtoP' --window 'step[01]' --min-overlap 5us": 0,
+    "analyze COPIES --rank 0 --rule 'all_gather=Memcpy PtoP' --window 'step[01]' --min-overlap 5us": 0,
     r"analyze RING0 --unit-label 'unit (\d+)' --report OUT/r.csv": 0,
     "analyze OUT/result.json --report OUT/r.md": 0,
     "analyze NSYS": 0,
     "report LATE0 LATE1 -o OUT/r.html --what-if --window 'ProfilerStep#1'": 0,
-    r"report COPIES -o OUT/r.txt --rank 3 --rule 'all_gather=Memcpy PtoP' --min-overlap 0 --unit-label 'unit (\d+)'": 0,
+    r"report COPIES -o OUT/r.txt --rank 0 --rule 'all_gather=Memcpy PtoP' --min-overlap 0 --unit-label 'unit (\d+)'": 0,
     "report OUT/result.json -o OUT/r.xml": 0,
     "assert RING0 RING1 --overlaps 6 --hidden '>=50%' --exposed 900us --stalled '<= 1ms' --at-least 3/3": 0,
     "assert RING0 --net-hidden '>= 0' --slowdown '< 100%'": 0,

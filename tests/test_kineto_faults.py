@@ -187,11 +187,17 @@ def test_a_device_row_without_a_usable_time_is_left_out_and_noted(tmp_path: Path
     )
 
 
-def test_a_host_row_without_a_usable_time_leaves_the_device_rows_complete(tmp_path: Path) -> None:
-    trace = read(tmp_path, [*one_launch(), event("cpu_op", "odd", 5, -3), event("user_annotation", "odd", 5, -3)])
+def test_an_operation_without_a_usable_time_leaves_the_trace_complete(tmp_path: Path) -> None:
+    trace = read(tmp_path, [*one_launch(), event("cpu_op", "odd", 5, -3)])
     assert names_of(trace, "operations") == ["aten::mm"]
-    assert trace.notes == ("2 host rows had no usable time (none, or an end before the start) and had to be left out",)
+    assert trace.notes == ("1 host row had no usable time (none, or an end before the start) and had to be left out",)
     assert trace.incomplete == ()
+
+
+def test_a_range_without_a_usable_time_may_have_been_a_window_so_no_check_may_pass(tmp_path: Path) -> None:
+    trace = read(tmp_path, [*one_launch(), event("user_annotation", "step0", 5, -3)])
+    assert trace.incomplete == trace.notes
+    assert "1 named range had no usable time" in trace.incomplete[0]
 
 
 def test_a_call_without_a_duration_still_launches(tmp_path: Path) -> None:

@@ -418,3 +418,9 @@ def test_our_own_results_beside_the_traces_are_not_read(folder):
 def test_a_folder_without_traces_is_an_error_that_says_what_was_expected(tmp_path):
     with pytest.raises(TraceError, match=r"no trace.*\.json"):
         analyze_run(tmp_path)
+
+
+def test_a_trace_that_is_named_twice_is_refused() -> None:
+    trace = Path(__file__).parent / "data/linear8_ring_prefetch_rank0.json.gz"
+    with pytest.raises(TraceError, match="named twice"):
+        analyze_run([trace, trace.parent / ".." / "data" / trace.name])

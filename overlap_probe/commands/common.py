@@ -199,6 +199,10 @@ def load(paths: Sequence[Path], rank: int | None = None, **reading: Any) -> tupl
     if rank is not None:
         if len(run.ranks) != 1:
             raise click.UsageError(f"--rank names the rank of one trace, and there are {len(run.ranks)}")
+        said, world = run.ranks[0].rank, run.ranks[0].world_size
+        if said not in (None, rank) or (world is not None and rank >= world):
+            is_of = f"the trace is of rank {said}" if said is not None else f"the trace is of a world of {world}"
+            raise click.UsageError(f"--rank {rank}: {is_of}; leave the option out")
         run = replace(run, ranks=(replace(run.ranks[0], rank=rank),))
     return run, None
 

@@ -28,6 +28,7 @@ DEFAULT_CHECKS = ("overlaps >= auto",)
 )
 @click.option(
     "--schedule",
+    type=click.Choice(["auto", "serial", "implicit", "prefetch"]),
     default="auto",
     show_default=True,
     help="When the built-in workload gathers: serial (the negative control), implicit, prefetch. [auto: prefetch]",
@@ -43,7 +44,7 @@ DEFAULT_CHECKS = ("overlaps >= auto",)
     type=float,
     default=300.0,
     show_default=True,
-    help="Seconds without a sign of life after which a rank counts as hanging.",
+    help="Seconds without a sign of life after which a rank counts as hanging (60 at least while ranks start).",
 )
 @click.option("--target", metavar="MODULE:FUNCTION", help="Call this function on every rank instead of a script.")
 @click.option("--nnodes", type=int, default=1, show_default=True, help="Hosts, as in torchrun.")

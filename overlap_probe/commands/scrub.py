@@ -18,5 +18,7 @@ def scrub(trace: Path, output: Path) -> int:
 
     What the analysis reads is kept, so its numbers stay the same. Labels of your own are kept as they are.
     """
+    if str(output) == "-":
+        raise click.UsageError("-o -: expected the name of a file")
     click.echo(f"wrote {scrub_file(trace, output)}")
     return 0

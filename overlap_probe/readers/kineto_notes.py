@@ -49,11 +49,12 @@ class Notes:
         return device_rows
 
     def _about_left_out(self, left_out: Sequence[int]) -> None:
-        on_device, on_host = left_out[ACTIVITY], left_out[OPERATION] + left_out[RANGE]
-        for count, where in ((on_device, "device row"), (on_host, "host row")):
-            if count:
-                what = f"{_count(count, where)} had no usable time (none, or an end before the start)"
-                self._add(f"{what} and had to be left out", rows_missing=where == "device row")
+        # A range may have been a window or named a unit: without it a check would look at something else.
+        parts = ((ACTIVITY, "device row", True), (RANGE, "named range", True), (OPERATION, "host row", False))
+        for part, where, rows_missing in parts:
+            if left_out[part]:
+                what = f"{_count(left_out[part], where)} had no usable time (none, or an end before the start)"
+                self._add(f"{what} and had to be left out", rows_missing=rows_missing)
 
     def _add(self, note: str, rows_missing: bool = False) -> None:
         self.all += (note,)

@@ -19,6 +19,8 @@ def write_text(path: str | Path, text: str) -> None:
 
     Raises OverlapProbeError where the file cannot be written; then no file has changed.
     """
+    if str(path) == "-":
+        raise OverlapProbeError("-: expected the name of a file; /dev/stdout prints it")
     data = text.encode("utf-8", errors="backslashreplace")
     target = Path(path)
     try:
