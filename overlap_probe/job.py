@@ -57,7 +57,7 @@ class LaunchOptions:
     gather: str = "auto"
     children: int = 4
     dim: int | None = None
-    """Rows and columns of each weight. Default: 1536 on a CPU, 4096 on a GPU."""
+    """Rows and columns of each weight. Default: 2048 on a CPU, 4096 on a GPU."""
     batch: int | None = None
     """Rows of the input on each rank. Default: 256 on a CPU, 32768 on a GPU."""
     nnodes: int = 1

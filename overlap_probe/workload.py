@@ -21,7 +21,7 @@ from overlap_probe.capture import capture
 from overlap_probe.job import LaunchOptions
 from overlap_probe.progress import PROGRESS
 
-SIZES = {"cpu": (1536, 256), "cuda": (4096, 32768)}
+SIZES = {"cpu": (2048, 256), "cuda": (4096, 32768)}
 """Default dim and batch. On a CPU a gather must be longer than a slice of the scheduler, or two loaded cores
 are held by gloo's threads until it is over; on a GPU a matmul must be longer than the host needs for a unit under the
 profiler (1 ms was seen), or the device waits for the host and every gather comes late."""
