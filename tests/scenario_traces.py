@@ -25,6 +25,8 @@ NAMES = {
     "fetch": "Memcpy HtoD (Pinned -> Device)",
 }
 KERNELS = ("gemm", "pointwise", "ring", "reduce")
+THREADS = 384
+"""In each block of a kernel."""
 MARGIN_NS = {"ProfilerStep": 700, "FSDP::pre": 400, "FSDP::": 200}
 """How much longer a range is than what it encloses, by the start of its name."""
 
@@ -152,6 +154,7 @@ def _trace(scenario: Scenario, number: int) -> Trace:
         launch_thread=[r.thread for r in rows],
         operation=[r.operation for r in rows],
         blocks=[r.blocks for r in rows],
+        threads=[THREADS if r.kind in KERNELS else -1 for r in rows],
         source=[r.peer for r in rows],
         target=[number if r.peer >= 0 else -1 for r in rows],
     )
@@ -208,7 +211,7 @@ def kineto(scenario: Scenario, number: int) -> str:
         )
         args = {**launch, "device": number, "stream": r.stream}
         if r.kind in KERNELS:
-            args |= {"grid": [r.blocks, 1, 1], "block": [384, 1, 1]}
+            args |= {"grid": [r.blocks, 1, 1], "block": [THREADS, 1, 1]}
         elif r.peer >= 0:
             args |= {"fromDevice": r.peer, "toDevice": number}
         category = "kernel" if r.kind in KERNELS else "gpu_memcpy"
