@@ -35,11 +35,20 @@ copies behind it. The host never waits, except when memory is allocated and when
 
 Memory is allocated in the same order on all ranks, each time anew: a pool that gave a freed block to one rank and
 another to its peer would map them onto each other.
+
+The end
+-------
+Ranks need not agree on it: memory that somebody has mapped exists until nobody has, so a rank may delete a model, or
+exit, while its peers still read the shards. It frees nothing that it still reads itself, as torch waits for the device
+before it unmaps symmetric memory. But it must have said its last words: a rank that exits with ``read`` still in a
+stream leaves its peers waiting for ever. So the end of a context, which is at the latest that of the process, waits for
+the device. It waits for peers no further than they have come when they have issued the same passes.
 """
 
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,6 +70,8 @@ def may_share_device() -> bool:
 
 class CopyEngineGather(Gather):
     """Reads the peers' shards. For the ranks of one host whose GPUs access each other's memory."""
+
+    uncapturable = "gather='copy_engine': its signals count passes, and a CUDA graph would repeat the same count"
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
         """group: must have communicated before: its first operation may not be the rendezvous."""
@@ -122,6 +133,7 @@ class PassSignals(Exchange):
         self._told_written = [bases[rank] + size * peer for peer in peers]
         self._tell_read = [bases[reader] + size * (world + rank) for reader in range(world)]
         self._told_read = [bases[rank] + size * (world + reader) for reader in range(world)]
+        weakref.finalize(self, torch.cuda.synchronize, device)  # also at exit: what was issued is said
 
     def open(self, stream: Any) -> None:
         self._pass = (self._pass + 1) % 2**32

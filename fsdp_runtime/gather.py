@@ -14,8 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -25,8 +24,7 @@ from . import collectives
 GatherName = Literal["auto", "process_group", "zero_cta", "copy_engine"]
 
 
-@dataclass(frozen=True)
-class Handle:
+class Handle(NamedTuple):
     """Communication that was issued: an event of the stream it runs on, and on a CPU the work to wait for."""
 
     event: Any
@@ -53,7 +51,10 @@ class Exchange:
 
 
 class Gather(ABC):
-    """How bytes move. One object serves all units of a process group."""
+    """How bytes move. One object serves all units of a process group, and goes with the last of them or at exit."""
+
+    uncapturable: str | None = None
+    """Why a CUDA graph cannot hold its gathers; None: it can."""
 
     def empty_shard(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """``[numel]``: memory for a unit's sharded parameters. It lives as long as the unit; peers may read it."""
@@ -62,10 +63,10 @@ class Gather(ABC):
     def staging(self, sharded: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
         """``[numel]``: memory that holds the shard as it travels, in ``dtype``, from the beginning of a pass on.
 
-        The runtime fills it when a forward begins (unless it is ``sharded`` itself). None: ``stage`` is asked for each
-        gather.
+        The runtime fills it when a forward begins, unless it is ``sharded`` itself, which travels as it is where that
+        is its dtype. None: ``stage`` is asked for each gather.
         """
-        return None
+        return sharded if sharded.dtype == dtype else None
 
     def memory(self) -> AbstractContextManager[object]:
         """Entered while the storage of an unsharded buffer is allocated, so that it can come from a memory pool."""

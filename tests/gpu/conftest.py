@@ -4,6 +4,11 @@
 
 With fewer GPUs than ranks, ranks share one (NCCL refuses that, so gloo is the process group): then the protocol of
 ``copy_engine`` is tested and the rest is not collected. Elsewhere nothing here is collected, and the summary says so.
+
+A process that aborts says why on stderr, from C++, which pytest captures and then has no time to show. So, to find out:
+
+    TORCH_SHOW_CPP_STACKTRACES=1 TORCH_DISABLE_ADDR2LINE=1 NCCL_DEBUG=WARN PYTHONFAULTHANDLER=1 \\
+        python -m torch.distributed.run --nproc-per-node 2 --log-dir logs --redirects 3 -m pytest --capture=no tests/gpu
 """
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ SHARED = torch.cuda.device_count() < WORLD
 
 GATHERS = ["copy_engine"] if SHARED else ["process_group", "zero_cta", "copy_engine"]
 
-TEST_S = 120
+TEST_S = 90
 """After so many seconds a test shows where every thread is, and the process ends: a rank that failed leaves the others
 waiting."""
 
@@ -47,11 +52,11 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 def _ends_in_time() -> Iterator[None]:
     faulthandler.dump_traceback_later(TEST_S, exit=True)
     yield
+    torch.cuda.synchronize()  # the test's models are gone: a fault that this caused is this test's
     faulthandler.cancel_dump_traceback_later()
 
 
-@pytest.fixture(scope="session")
-def mesh() -> Iterator[DeviceMesh]:
+def join() -> DeviceMesh:
     """All ranks, each with its GPU the current one."""
     index = int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count()
     torch.cuda.set_device(index)
@@ -60,7 +65,12 @@ def mesh() -> Iterator[DeviceMesh]:
         dist.init_process_group("gloo")
     else:
         dist.init_process_group("nccl", device_id=torch.device("cuda", index))
-    yield init_device_mesh("cuda", (WORLD,))
+    return init_device_mesh("cuda", (WORLD,))
+
+
+@pytest.fixture(scope="session")
+def mesh() -> Iterator[DeviceMesh]:
+    yield join()
     torch.cuda.synchronize()
     dist.barrier()
     dist.destroy_process_group()

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
+import socket
+import subprocess
+import sys
+import time
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +21,7 @@ from fsdp_runtime import CopyEngineGather, MixedPrecision, ZeroCtaGather, contex
 from fsdp_runtime.selection import resolve_gather
 
 from .conftest import GATHERS, SHARED, WORLD
+from .exits import ORDERS
 from .models import Stack, Watched, make, whole
 
 STEPS = 5
@@ -105,7 +112,7 @@ def test_the_steady_state_allocates_and_registers_nothing(
     assert calls == []
     if isinstance(mechanism, ZeroCtaGather):
         assert len(mechanism._pool.snapshot()) == len(segments)
-        assert mechanism._registered == registered
+        assert set(mechanism._registered) == registered
 
 
 @pytest.mark.parametrize("gather", GATHERS)
@@ -118,6 +125,76 @@ def test_units_share_a_gather_that_goes_with_the_last_of_them(mesh: DeviceMesh, 
     del model
     gc.collect()
     assert gone() is None
+
+
+@pytest.mark.parametrize("gather", GATHERS)
+def test_models_come_and_go_while_the_device_still_works_on_them(mesh: DeviceMesh, gather: str) -> None:
+    outputs, communicators = [], set()
+    x = torch.ones(8, 512, device="cuda")
+    for turn in range(6):
+        model = make(mesh, gather=gather)
+        model(x).sum().backward()  # allocates and registers, so it waits for the device
+        mechanism = context_of(model).groups[0].mechanism  # type: ignore[union-attr]
+        if isinstance(mechanism, ZeroCtaGather):
+            communicators.add(mechanism._group)
+        gone = weakref.ref(mechanism)
+        if mesh.get_local_rank() == turn % WORLD:
+            torch.cuda._sleep(10 * LATE_CYCLES)
+        output = model(x)
+        output.sum().backward()
+        outputs.append(output.detach())
+        del model, output, mechanism
+        gc.collect()
+        assert gone() is None
+        other = torch.ones(64 << 20, dtype=torch.uint8, device="cuda")
+        assert int(other[-1]) == 1
+        del other
+        torch.cuda.empty_cache()
+    assert all(torch.equal(outputs[0], output) for output in outputs[1:])
+    assert len(communicators) == (gather == "zero_cta")
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def _start(gather: str, order: str, port: int) -> subprocess.Popen[str]:
+    tests = Path(__file__).parents[1]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
+    environment |= {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "PYTHONPATH": os.pathsep.join([str(tests.parent), environment.get("PYTHONPATH", "")]),
+        "PYTHONFAULTHANDLER": "1",
+        "TORCH_SHOW_CPP_STACKTRACES": "1",
+        "TORCH_DISABLE_ADDR2LINE": "1",
+    }
+    command = [sys.executable, "-m", "gpu.exits", gather, order]
+    return subprocess.Popen(
+        command, cwd=tests, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+@pytest.mark.parametrize("gather", [name for name in GATHERS if name != "process_group"])
+def test_a_process_ends_well_whatever_it_ends_first(mesh: DeviceMesh, on_all: OnAll, gather: str) -> None:
+    """Ranks of jobs of their own, all orders at the same time."""
+    ports = on_all([_free_port() for _ in ORDERS])[0]
+    started = {order: _start(gather, order, port) for order, port in zip(ORDERS, ports, strict=True)}
+    ends: dict[str, int | str] = {}
+    end_of_patience = time.monotonic() + 75
+    for order, process in started.items():
+        try:
+            printed, _ = process.communicate(timeout=max(1, end_of_patience - time.monotonic()))
+            ends[order] = f"{process.returncode}\n{printed}" if process.returncode else 0
+        except subprocess.TimeoutExpired:
+            process.kill()
+            ends[order] = f"did not end\n{process.communicate()[0]}"
+    for order, end in ends.items():
+        if end != 0:
+            print(f"--- {gather}, {order}: {end}")
+    assert ends == dict.fromkeys(ORDERS, 0)
 
 
 def test_auto_is_the_copy_engine_where_ranks_have_gpus_of_their_own(mesh: DeviceMesh) -> None:

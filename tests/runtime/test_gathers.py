@@ -6,6 +6,7 @@ decides which stream is late.
 
 from __future__ import annotations
 
+import gc
 import logging
 import random
 from collections import deque
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -20,13 +22,16 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fsdp_runtime import FsdpError, MixedPrecision, ProcessGroupGather, copy_engine, fully_shard, selection
+from fsdp_runtime import FsdpError, MixedPrecision, ProcessGroupGather, copy_engine, fully_shard, selection, zero_cta
 from fsdp_runtime.copy_engine import CopyEngineGather, PassSignals
 from fsdp_runtime.gather import Exchange
+from fsdp_runtime.parameter_group import ParameterGroup
 from fsdp_runtime.selection import Facts, objections, preferred
+from fsdp_runtime.zero_cta import ZeroCtaGather
 
 from .conftest import OnRanks
 from .models import Root, shard_children
+from .simulated_device import Device, SimulatedGather, SimulatedLinear
 
 PASSES = 4
 
@@ -57,7 +62,13 @@ def run(streams: list[Stream], late: list[Stream], seed: int) -> None:
 class Ranks:
     """``PassSignals`` of several ranks over simulated memory; ``deaf`` waits for nothing of these kinds."""
 
-    def __init__(self, world: int, monkeypatch: pytest.MonkeyPatch, deaf: str = "") -> None:
+    def __init__(
+        self,
+        world: int,
+        monkeypatch: pytest.MonkeyPatch,
+        deaf: str = "",
+        synchronize: Callable[[torch.device], None] = lambda device: None,
+    ) -> None:
         self.words: dict[int, int] = {}
         self.world = world
         self.deaf = deaf
@@ -67,7 +78,7 @@ class Ranks:
         monkeypatch.setattr(copy_engine, "symmetric_empty", lambda *_: torch.empty(2 * world, dtype=torch.int32))
         monkeypatch.setattr(copy_engine.symmetric_memory, "rendezvous", lambda *_: handle)
         monkeypatch.setattr(copy_engine.stream_memory, "write_and_wait", self._write_and_wait)
-        monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
+        monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
         monkeypatch.setattr(dist, "barrier", lambda *_: None)
         groups = [SimpleNamespace(rank=lambda r=r: r, size=lambda: world, group_name="") for r in range(world)]
         self.signals = [PassSignals(group, torch.device("cpu")) for group in groups]
@@ -270,6 +281,210 @@ def test_a_backward_that_raised_is_closed_before_the_next_pass_opens(on_ranks: O
     for log in on_ranks(2, _aborted):
         signals = [word for word in log if word != "gather"]
         assert signals == ["open", "close", "open", "aborted", "close", "open", "close", "open", "close"]
+
+
+class _Frozen(nn.Module):
+    def __init__(self, device: Device) -> None:
+        super().__init__()
+        self.device = device
+        self.weight = nn.Parameter(torch.ones(4, 4), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return SimulatedLinear.apply(self.device, x, self.weight)
+
+
+def _read_late(rank: int, world: int) -> list[float]:
+    """What slow peers read of the staged shard: of a forward, of a backward that raised, and of the next forward."""
+    device = Device()
+    peers = device.Stream(priority=0)
+    staged: list[torch.Tensor] = []
+    seen: list[float] = []
+
+    class Read(Exchange):
+        def close(self, stream: Any, caller: Any) -> None:
+            peers.enqueue(lambda: seen.append(float(staged[0][0])))
+            caller.wait_stream(peers)
+
+    class Staged(SimulatedGather):
+        def staging(self, sharded: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+            staged.append(torch.empty_like(sharded))
+            return staged[-1]
+
+        def exchange(self) -> Exchange:
+            return Read()
+
+    def publish(group: ParameterGroup) -> None:
+        device.current_stream().enqueue(lambda: staged[0].copy_(group._sharded))
+
+    def fail(ctx: Any, gradient: torch.Tensor) -> None:
+        raise _Abort
+
+    with mock.patch("torch.get_device_module", return_value=device):
+        model = fully_shard(_Frozen(device), gather=Staged())
+        shard = model.weight.to_local()  # type: ignore[attr-defined]
+        # The queues run last, and need the storage that the host would have freed.
+        with mock.patch.multiple(ParameterGroup, publish=publish, free=lambda group: None):
+            output = model(torch.ones(1, 4, requires_grad=True))
+            with mock.patch.object(SimulatedLinear, "backward", fail), pytest.raises(_Abort):
+                output.sum().backward()
+            device.compute.enqueue(lambda: shard.fill_(2))  # an optimizer's step
+            model(torch.ones(1, 4))
+        device.run([stream for stream in device.streams if stream is not peers] + [peers])
+    return seen
+
+
+def test_a_shard_is_staged_anew_only_when_peers_have_read_that_of_an_aborted_pass(on_ranks: OnRanks) -> None:
+    assert on_ranks(1, _read_late) == [[1, 1, 2]]
+
+
+def test_a_context_that_ends_waits_for_what_it_has_told_its_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[torch.device] = []
+    ranks = Ranks(2, monkeypatch, synchronize=waited.append)
+    waited.clear()
+    ranks.signals.pop()
+    gc.collect()
+    assert waited == [torch.device("cpu")]
+
+
+# The life of a registered pool
+
+
+class _Nccl:
+    """An NCCL backend, its allocator's pools and the device: writes down what is done, and fails as they do."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.log: list[str] = []
+        self.destroyed = False
+        self.faulty = False
+        self.orders: list[list[int]] | None = None  # what all ranks say; None: the same as this one
+        self.mem_allocator = None
+        self.made = 0
+        nccl = self
+
+        class Pool:
+            def __init__(self, allocator: Any) -> None:
+                pass
+
+            def __del__(self) -> None:
+                nccl.log.append("free")
+
+        options = SimpleNamespace(config=SimpleNamespace(cta_policy=None))
+        kind = SimpleNamespace(Options=lambda: options, NCCL_CTA_POLICY_ZERO=2)
+        monkeypatch.setattr(torch.cuda, "MemPool", Pool)
+        monkeypatch.setattr(torch.cuda, "Stream", lambda *_, **__: None)
+        monkeypatch.setattr(torch.cuda, "synchronize", self._synchronize)
+        monkeypatch.setattr(dist, "ProcessGroupNCCL", kind, raising=False)
+        monkeypatch.setattr(dist, "get_process_group_ranks", lambda group: [0, 1])
+        monkeypatch.setattr(dist, "new_group", self._new_group)
+        monkeypatch.setattr(dist, "all_reduce", lambda tensor, group: None)
+        monkeypatch.setattr(dist, "all_gather_object", self._all_gather_object)
+
+    def gather(self, group: Any) -> ZeroCtaGather:
+        gather = ZeroCtaGather(group, torch.device("cpu"))
+        self.log.clear()
+        return gather
+
+    def register_mem_pool(self, pool: Any, symm: bool) -> None:
+        assert symm
+        self.log.append("register")
+
+    def deregister_mem_pool(self, pool: Any) -> None:
+        self.log.append("deregister")
+        if self.destroyed:
+            raise dist.DistBackendError("NCCL communicator was aborted on rank 0.")
+
+    def _new_group(self, ranks: list[int], **options: Any) -> Any:
+        assert options["pg_options"].config.cta_policy == 2
+        self.made += 1
+        return SimpleNamespace(_get_backend=lambda device: self)
+
+    def _synchronize(self, device: torch.device) -> None:
+        self.log.append("wait")
+        if self.faulty:
+            raise RuntimeError("an illegal memory access was encountered")
+
+    def _all_gather_object(self, said: list[Any], own: Any, group: Any) -> None:
+        said[:] = self.orders or [own] * len(said)
+
+
+class _Group:
+    def rank(self) -> int:
+        return 0
+
+    def size(self) -> int:
+        return 2
+
+
+@pytest.fixture
+def nccl(monkeypatch: pytest.MonkeyPatch) -> _Nccl:
+    return _Nccl(monkeypatch)
+
+
+def test_a_pool_is_deregistered_behind_the_device_s_work_and_then_freed(nccl: _Nccl) -> None:
+    gather = nccl.gather(_Group())
+    gather._register(100)
+    gather._register(100)
+    gather._register(200)  # perhaps in a new segment
+    del gather
+    assert nccl.log == ["register", "wait", "deregister", "register", "wait", "deregister", "free"]
+
+
+def test_a_pool_that_was_never_used_is_only_freed(nccl: _Nccl) -> None:
+    gather = nccl.gather(_Group())
+    del gather
+    assert nccl.log == ["free"]
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_pool_outlives_a_communicator_that_is_destroyed(nccl: _Nccl) -> None:
+    gather = nccl.gather(_Group())
+    gather._register(100)
+    nccl.destroyed = True
+    del gather
+    assert nccl.log == ["register", "wait", "deregister", "free"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_pool_is_deregistered_even_on_a_device_that_has_failed(nccl: _Nccl) -> None:
+    gather = nccl.gather(_Group())
+    gather._register(100)
+    nccl.faulty = True
+    del gather
+    assert nccl.log[:3] == ["register", "wait", "deregister"]  # freed when the exception is forgotten
+
+
+def test_what_is_registered_when_the_process_ends_is_deregistered_then(nccl: _Nccl) -> None:
+    gather = nccl.gather(_Group())
+    gather._register(100)
+    assert gather._end is not None
+    assert gather._end.atexit
+    gather._end()  # what runs at exit
+    assert nccl.log == ["register", "wait", "deregister"]
+    del gather
+    assert nccl.log == ["register", "wait", "deregister", "free"]
+
+
+def test_all_gathers_of_a_process_group_share_one_communicator_that_does_not_keep_the_group(nccl: _Nccl) -> None:
+    group, other = _Group(), _Group()
+    for _ in range(3):
+        nccl.gather(group)
+    assert nccl.made == 1
+    nccl.gather(other)
+    assert nccl.made == 2
+    known = len(zero_cta._communicators)
+    del group
+    assert len(zero_cta._communicators) == known - 1
+
+
+def test_ranks_whose_buffers_lie_in_different_orders_are_refused_each_time(nccl: _Nccl) -> None:
+    gather = nccl.gather(_Group())
+    gather._register(200)
+    nccl.orders = [[1, 0], [0, 1]]  # here the second buffer, at 100, comes before the first; on the other rank after it
+    for _ in range(2):
+        with pytest.raises(FsdpError, match=r"different orders.*copy_engine"):
+            gather._register(100)
+    nccl.orders = None
+    gather._register(100)
 
 
 # Selection
