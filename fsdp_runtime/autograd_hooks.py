@@ -29,20 +29,27 @@ def call_before_backward(outputs: Sequence[torch.Tensor], begin: Callable[[], No
     On nodes, not on tensors: the hook of a view is lost when the view is modified in place, the node of its base is
     not. Nested units may return the same tensor, the inner one first; the backward of the outer one begins first.
     """
-    bases = (tensor if tensor._base is None else tensor._base for tensor in outputs)
-    nodes: set[Node] = {base.grad_fn for base in bases if base.grad_fn is not None}
-    for node in nodes:
+    found = False
+    for tensor in outputs:
+        base = tensor._base
+        node: Node | None = tensor.grad_fn if base is None else base.grad_fn
+        if node is None:
+            continue
+        found = True
         metadata: dict[str, Any] = node.metadata  # type: ignore[assignment]
-        begins = metadata.setdefault(_BEGINS, [])
-        if not begins:
+        begins = metadata.get(_BEGINS)
+        if begins is None:
+            begins = metadata[_BEGINS] = []
             node.register_prehook(partial(_call_last_first, begins))
-        begins.append(begin)
-    return bool(nodes)
+        if begin not in begins:
+            begins.append(begin)
+    return found
 
 
 def call_after_backward(inputs: Sequence[torch.Tensor], end: Callable[[], None]) -> tuple[torch.Tensor, ...]:
     """The inputs, to be used instead; ``end`` is called when autograd has run every operation that used them."""
-    watched: tuple[torch.Tensor, ...] = _EndOfBackward.apply(end, *inputs)  # type: ignore[no-untyped-call]
+    # Past ``Function.apply``, which prepares for torch.func and takes as long again.
+    watched: tuple[torch.Tensor, ...] = super(torch.autograd.Function, _EndOfBackward).apply(end, *inputs)  # type: ignore
     return watched
 
 
@@ -58,7 +65,7 @@ class _EndOfBackward(torch.autograd.Function):
     def forward(ctx: Any, end: Callable[[], None], *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.end = end
         # Detached: autograd treats an input that is returned as it is as a view, which may not be modified in place.
-        return tuple(tensor.detach() for tensor in inputs)
+        return tuple([tensor.detach() for tensor in inputs])
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

@@ -1,31 +1,35 @@
 """The collectives that the runtime calls: the only place that knows torch.distributed's spelling of them.
 
 A collective is asynchronous in one of two ways. On an accelerator it is a kernel (or copies) on the stream that is
-current when it is issued, so it is issued with ``async_op=False`` and ordered by events. On a CPU it runs on a thread
-of the backend, so it is issued with ``async_op=True`` and returns a ``Work`` to wait for.
+current when it is issued, so it is issued with ``asyncOp`` off and ordered by events. On a CPU it runs on a thread of
+the backend, so it is issued with ``asyncOp`` on and returns a ``Work`` to wait for.
+
+The process group's own methods are called, not the functions around them, which check what is known here and cost the
+host as much again.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import AllgatherOptions
-
-# torch 2.13 renamed these and warns at the old names; the oldest supported version, 2.9, has no others.
-_all_gather_single: Callable[..., dist.Work | None] = (
-    dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
-)
-_reduce_scatter_single: Callable[..., dist.Work | None] = (
-    dist.reduce_scatter_single if hasattr(dist, "reduce_scatter_single") else dist.reduce_scatter_tensor
-)
+from torch._C._distributed_c10d import AllgatherOptions, ReduceScatterOptions
 
 
-def is_async(device: torch.device) -> bool:
-    """Whether a collective on this device must be issued with ``async_op=True`` to leave the host free."""
-    return device.type == "cpu"
+def _method(*names: str) -> Callable[..., dist.Work | None]:
+    """The first of these methods that process groups have: torch 2.13 has renamed them."""
+    found: Callable[..., dist.Work | None] = next(
+        getattr(dist.ProcessGroup, name) for name in names if hasattr(dist.ProcessGroup, name)
+    )
+    return found
+
+
+_all_gather_single = _method("all_gather_single", "_allgather_base")
+_all_gather_coalesced = _method("all_gather_single_coalesced", "allgather_into_tensor_coalesced")
+_reduce_scatter_single = _method("reduce_scatter_single", "_reduce_scatter_base")
 
 
 def all_gather(
@@ -36,29 +40,23 @@ def all_gather(
     Several pieces become one coalesced call, which NCCL runs as one group launch. An input may be its own place in the
     output (gather in place).
     """
-    async_op = is_async(outputs[0].device)
+    options = _gather_options(outputs[0].is_cpu)
     if len(outputs) == 1:
-        return _all_gather_single(outputs[0], inputs[0], group=group, async_op=async_op)
-    options = AllgatherOptions()
-    options.asyncOp = async_op
-    coalesced: Any = getattr(group, "all_gather_single_coalesced", None) or group.allgather_into_tensor_coalesced
-    work: dist.Work | None = coalesced(list(outputs), list(inputs), options)
-    if async_op or work is None:
-        return work
-    work.wait()
-    return None
+        return _issued(_all_gather_single(group, outputs[0], inputs[0], options), options)
+    return _issued(_all_gather_coalesced(group, list(outputs), list(inputs), options), options)
 
 
 def reduce_scatter(
     output: torch.Tensor, packed: torch.Tensor, operation: dist.ReduceOp.RedOpType, group: dist.ProcessGroup
 ) -> dist.Work | None:
     """Reduces ``packed``, 1-D of world * n elements and rank-major, into ``output``, 1-D of n."""
-    return _reduce_scatter_single(output, packed, op=operation, group=group, async_op=is_async(output.device))
+    options = _reduce_options(output.is_cpu, operation)
+    return _issued(_reduce_scatter_single(group, output, packed, options), options)
 
 
 def all_reduce(tensor: torch.Tensor, operation: dist.ReduceOp.RedOpType, group: dist.ProcessGroup) -> dist.Work | None:
     """Reduces ``tensor`` in place."""
-    work: dist.Work | None = dist.all_reduce(tensor, op=operation, group=group, async_op=is_async(tensor.device))
+    work: dist.Work | None = dist.all_reduce(tensor, op=operation, group=group, async_op=tensor.is_cpu)
     return work
 
 
@@ -66,3 +64,26 @@ def averages(device: torch.device, group: dist.ProcessGroup) -> bool:
     """Whether the backend can average; if not, a sum must be divided."""
     backend: str = dist.get_backend(group)
     return device.type == "cuda" and "nccl" in backend
+
+
+@functools.cache
+def _gather_options(is_async: bool) -> AllgatherOptions:
+    options = AllgatherOptions()
+    options.asyncOp = is_async
+    return options
+
+
+@functools.cache
+def _reduce_options(is_async: bool, operation: dist.ReduceOp.RedOpType) -> ReduceScatterOptions:
+    options = ReduceScatterOptions()
+    options.reduceOp = operation  # type: ignore[assignment]
+    options.asyncOp = is_async
+    return options
+
+
+def _issued(work: dist.Work | None, options: Any) -> dist.Work | None:
+    """What the caller has to wait for; None if the current stream already does."""
+    if options.asyncOp or work is None:
+        return work
+    work.wait()  # a backend that ran it on a stream of its own
+    return None

@@ -19,8 +19,6 @@ The context refers to parameter groups only, never to modules or hooks, so that 
 
 from __future__ import annotations
 
-import os
-import warnings
 from collections import deque
 from contextlib import AbstractContextManager
 from functools import partial
@@ -33,6 +31,7 @@ from .labels import Phase, annotate
 from .parameter_group import ParameterGroup, State
 from .reduction import ReductionQueue
 from .schedule import Schedule
+from .streams import CaptureRules, Switched, warn_if_serialised
 
 
 class FsdpContext:
@@ -44,15 +43,20 @@ class FsdpContext:
         self.groups = groups
         self.schedule = schedule
         self.target_length = target_length
+        # Beside the units that compute. With the one that computes and an outermost unit smaller than it, the peak
+        # stays below ``target_length + 1 + max(1, depth)`` units.
+        self._most_unsharded = target_length + max(1, schedule.depth) - 1
         self._device: Any = torch.get_device_module(device)
         if schedule.concurrent:
-            _warn_of_serialised_streams(device)
+            warn_if_serialised(device)
         # High priority: when a gather and a matmul become ready together, the gather's few blocks go first.
         self.all_gather_stream: Any = self._device.Stream(priority=-1)
         self.reduce_scatter_stream: Any = self._device.Stream(priority=-1)
 
         mechanisms = {id(group.mechanism): group.mechanism for group in groups}
         self._exchanges = [mechanism.exchange() for mechanism in mechanisms.values()]
+        obstacles = (mechanism.uncapturable for mechanism in mechanisms.values())
+        self._capture_rules = CaptureRules(self._device, next(filter(None, obstacles), None))
         self._is_open = False  # peers may read this rank's shards
 
         self._pending: deque[ParameterGroup] = deque()  # used; released in this order
@@ -66,22 +70,23 @@ class FsdpContext:
 
         self._in_backward: dict[ParameterGroup, None] = {}  # begun and not ended; a dict keeps the order
         self._backward_runs = False
-        self._reductions = ReductionQueue(self.reduce_scatter_stream, self._device)
+        self._reductions = ReductionQueue(self.reduce_scatter_stream)
 
     # What the hooks call
 
     def pre_forward(self, group: ParameterGroup) -> None:
         """A unit's forward begins. In a backward: activation checkpointing repeats it."""
+        stream = self._device.current_stream()
         if in_backward():
             self._enter_backward(group)
-            self._use(group, "backward")
+            self._use(group, stream, "backward")
             span = annotate("compute", "backward", group.name)
         else:
             if not self._running:
                 self._begin_pass(group)
             upcoming = self._follow(group)
-            self._use(group, "forward")
-            self._gather_ahead(upcoming, "forward")
+            self._use(group, stream, "forward")
+            self._gather_ahead(upcoming, stream, "forward")
             span = annotate("compute", "forward", group.name)
         self._running.append((group, span))
         span.__enter__()
@@ -92,33 +97,34 @@ class FsdpContext:
             return  # its pre_forward raised
         _, span = self._running.pop()
         span.__exit__(None, None, None)
-        # A forward that is repeated inside a backward says nothing about the order.
-        ended = [] if in_backward() else self._ended
-        if call_before_backward(outputs, partial(self.pre_backward, group, ended, len(ended))):
+        is_repeated = in_backward()
+        ended = [] if is_repeated else self._ended  # a repeated forward says nothing about the order
+        if outputs and call_before_backward(outputs, partial(self.pre_backward, group, ended, len(ended))):
             ended.append(group)
-        if in_backward():
+        if is_repeated:
             return  # the unit's backward follows and ends its use
         if not self._running:
             self._release_unused("forward")
-        self._retire(group, "forward")
+        self._retire(group, self._device.current_stream(), "forward")
         if not self._running:
             self._end_pass(group)
 
     def pre_backward(self, group: ParameterGroup, ended: list[ParameterGroup], index: int) -> None:
         """A unit's backward begins; in its forward pass it was the ``index``-th that ended."""
+        stream = self._device.current_stream()
         self._enter_backward(group)
-        self._use(group, "backward")
-        self._reductions.finish()
-        depth = self.schedule.depth
-        self._gather_ahead(ended[max(0, index - depth) : index][::-1], "backward")
-        self._reductions.start()
+        self._use(group, stream, "backward")
+        self._reductions.finish(stream)
+        self._gather_ahead(ended[max(0, index - self.schedule.depth) : index][::-1], stream, "backward")
+        self._reductions.start(stream)
 
     def post_backward(self, group: ParameterGroup) -> None:
         """A unit's backward ended: its parameters have their gradients, or never will in this backward."""
+        stream = self._device.current_stream()
         self._in_backward.pop(group, None)
-        self._reduce(group)
+        self._reduce(group, stream)
         if group.state is State.IN_USE:
-            self._retire(group, "backward")
+            self._retire(group, stream, "backward")
 
     def show_shards(self) -> None:
         """Outside a pass nobody may see an unsharded parameter. A backward that raised has left some."""
@@ -129,11 +135,10 @@ class FsdpContext:
     # A pass
 
     def _begin_pass(self, outermost: ParameterGroup) -> None:
+        self._capture_rules.begin_forward()
         self._discard_leftovers()
         for group in self.groups:
             group.refresh()
-        # The optimizer wrote the shards on the caller's stream.
-        self.all_gather_stream.wait_stream(self._device.current_stream())
         self._open(changed=True)
         self._expected = self._orders.get(outermost, [])
         self._order = []
@@ -149,9 +154,11 @@ class FsdpContext:
         """A forward or a backward begins. changed: since the last one somebody may have written the shards."""
         if self._is_open:  # the last one was aborted
             self._close()
-        stream = self._gather_stream
+        stream, caller = self._gather_stream, self._device.current_stream()
         if changed:
-            with self._device.stream(stream):
+            # The optimizer wrote the shards on the caller's stream, which knows that peers have read the last ones.
+            stream.wait_stream(caller)
+            with Switched(self._device, stream, caller):
                 for group in self.groups:
                     group.publish()
         for exchange in self._exchanges:
@@ -159,10 +166,12 @@ class FsdpContext:
         self._is_open = True
 
     def _close(self) -> None:
-        """It ends: what the caller does next comes after all that peers read of this rank's shards."""
+        """It ends: what the caller does next, or a CUDA graph's end, comes after all gathers, also after peers'."""
         self._is_open = False
+        caller = self._device.current_stream()
         for exchange in self._exchanges:
-            exchange.close(self._gather_stream, self._device.current_stream())
+            exchange.close(self._gather_stream, caller)
+        caller.wait_stream(self._gather_stream)
 
     def _follow(self, group: ParameterGroup) -> list[ParameterGroup]:
         """Records that ``group`` is next; returns the groups to gather ahead: none if the order is not the expected."""
@@ -179,66 +188,69 @@ class FsdpContext:
         self._pending.clear()
         for group in self.groups:
             if group.state is not State.SHARDED:
-                self._retire(group, "forward")
+                self._retire(group, self._device.current_stream(), "forward")
         self._release_pending(0, "forward")
         if self._backward_runs:
             self._backward_runs = False
             self._in_backward.clear()
-            self._reductions.abandon()
+            self._reductions.abandon(self._device.current_stream())
             for group in self.groups:
                 group.discard_gradients()
 
     # The backward
 
     def _enter_backward(self, group: ParameterGroup) -> None:
-        self._in_backward[group] = None
         if not self._backward_runs:
+            self._capture_rules.begin_backward()
             self._backward_runs = True
             self._open(changed=False)
             call_at_end_of_backward(self._end_backward)
+        self._in_backward[group] = None
 
     def _end_backward(self) -> None:
         """Called by autograd at the end: what is left is reduced, joined and released before ``backward()`` returns."""
+        stream = self._device.current_stream()
         for group in list(self._in_backward):  # no input required a gradient: nothing told that the backward ended
             self.post_backward(group)
         for group in self.groups:
-            self._reduce(group)  # what ``no_sync`` accumulated in units that did not run in this backward
-        self._reductions.start()
-        self._reductions.finish()
+            self._reduce(group, stream)  # what ``no_sync`` accumulated in units that did not run in this backward
+        self._reductions.start(stream)
+        self._reductions.finish(stream)
         self._release_unused("backward")
         self._release_pending(0, "backward")
         self._close()
         self._backward_runs = False
 
-    def _reduce(self, group: ParameterGroup) -> None:
+    def _reduce(self, group: ParameterGroup, stream: Any) -> None:
         """Packs the group's gradients and has them reduced after the next gather."""
-        self._reductions.start()  # of another group, if no gather came in between; frees an input before one more comes
-        group.collect_gradients()
+        # Of another group, if no gather came in between: frees an input before one more comes.
+        self._reductions.start(stream)
+        group.collect_gradients(stream)
         if group.reduction is None or not group.reduce_gradients:
             return
         self._reductions.hold(group.reduction)
         group.reduction = None
         if not self.schedule.concurrent:
-            self._reductions.start()
-            self._reductions.finish()
+            self._reductions.start(stream)
+            self._reductions.finish(stream)
 
     # Gather, use, release
 
-    def _use(self, group: ParameterGroup, phase: Phase) -> None:
+    def _use(self, group: ParameterGroup, stream: Any, phase: Phase) -> None:
         if group.state is State.SHARDED:
-            self._gather(group, self._gather_stream, phase)
+            self._gather(group, self._gather_stream, stream, phase)
         elif group.state is State.AHEAD:
             self._ahead.remove(group)
         elif group.state is State.PENDING:
             self._pending.remove(group)
         group.state = State.IN_USE
-        group.wait(self._device.current_stream())
+        group.wait(stream)
         group.expose()
 
-    def _gather_ahead(self, groups: list[ParameterGroup], phase: Phase) -> None:
+    def _gather_ahead(self, groups: list[ParameterGroup], stream: Any, phase: Phase) -> None:
         for group in groups:
             if group.state is State.SHARDED and self._make_room(1, phase):
-                self._gather(group, self._device.current_stream(), phase)
+                self._gather(group, stream, stream, phase)
             elif group.state is State.PENDING:
                 self._pending.remove(group)
             else:
@@ -246,37 +258,33 @@ class FsdpContext:
             group.state = State.AHEAD
             self._ahead.append(group)
 
-    def _gather(self, group: ParameterGroup, early: Any, phase: Phase) -> None:
+    def _gather(self, group: ParameterGroup, early: Any, caller: Any, phase: Phase) -> None:
         stream = self._gather_stream
-        with self._device.stream(stream):
+        with Switched(self._device, stream, caller):
             group.gather(stream, early, phase)
 
-    def _retire(self, group: ParameterGroup, phase: Phase) -> None:
-        """Ends a group's use: its storage goes when the current stream has done what was issued on it so far."""
-        stream = self._device.current_stream()
+    def _retire(self, group: ParameterGroup, stream: Any, phase: Phase) -> None:
+        """Ends a group's use: its storage goes when ``stream``, the current one, has done what was issued on it."""
         group.wait(stream)
         group.conceal()
         group.consumed.record(stream)
         group.state = State.PENDING
         self._pending.append(group)
-        self._release_pending(self.target_length, phase)
         self._make_room(0, phase)
 
     def _make_room(self, count: int, phase: Phase) -> bool:
         """Releases pending groups, oldest first, until ``count`` more may be gathered ahead. False: there is no room.
 
-        Besides the units that compute, ``target_length + max(1, depth) - 1`` may be unsharded. With the unit that
-        computes and an outermost unit smaller than it, the peak stays below ``target_length + 1 + max(1, depth)``
-        units.
+        That many, and never more than ``target_length``, stay pending.
         """
-        room = self.target_length + max(1, self.schedule.depth) - 1 - len(self._ahead) - count
-        self._release_pending(max(0, room), phase)
+        room = self._most_unsharded - len(self._ahead) - count
+        self._release_pending(min(self.target_length, max(0, room)), phase)
         return room >= 0
 
     def _release_unused(self, phase: Phase) -> None:
         """Releases what was gathered ahead and then not used."""
         while self._ahead:
-            self._retire(self._ahead.pop(), phase)
+            self._retire(self._ahead.pop(), self._device.current_stream(), phase)
 
     def _release_pending(self, length: int, phase: Phase) -> None:
         while len(self._pending) > length:
@@ -289,12 +297,3 @@ class FsdpContext:
     @property
     def _gather_stream(self) -> Any:
         return self.all_gather_stream if self.schedule.concurrent else self._device.current_stream()
-
-
-def _warn_of_serialised_streams(device: torch.device) -> None:
-    if device.type == "cuda" and os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
-        warnings.warn(
-            "CUDA_DEVICE_MAX_CONNECTIONS=1 puts all streams into one hardware queue: a gather that is issued behind a "
-            "matmul starts behind it, and little overlaps; unset the variable",
-            stacklevel=2,
-        )

@@ -183,11 +183,15 @@ class _Unit:
     def _watch_end_of_backward(
         self, context: FsdpContext, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        inputs = [t for t in tensors((args, kwargs)) if t.requires_grad]
-        if inputs:
-            watched = iter(call_after_backward(inputs, partial(context.post_backward, self.group)))
-            args, kwargs = map_tensors(lambda t: next(watched) if t.requires_grad else t, (args, kwargs))
-        return args, kwargs
+        inputs = [t for t in (*tensors(args), *tensors(kwargs)) if t.requires_grad]
+        if not inputs:
+            return args, kwargs
+        watched = iter(call_after_backward(inputs, partial(context.post_backward, self.group)))
+
+        def replaced(tensor: torch.Tensor) -> torch.Tensor:
+            return next(watched) if tensor.requires_grad else tensor
+
+        return map_tensors(replaced, args), map_tensors(replaced, kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
         raise FsdpError("a sharded module cannot be deep-copied; copy it before fully_shard, or load its state dict")

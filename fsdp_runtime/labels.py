@@ -30,6 +30,9 @@ ROOT = "<root>"
 NVTX_VARIABLE = "OVERLAP_PROBE_NVTX"
 """Environment variable that is ``1`` where Nsight Systems records: then each range is an NVTX range too."""
 
+_EMITS_NVTX = torch._C._profiler.ActiveProfilerType.NVTX
+"""What torch says where ``emit_nvtx`` is on: then it makes an NVTX range of each ``record_function`` by itself."""
+
 _SILENT: AbstractContextManager[None] = nullcontext()
 
 
@@ -44,7 +47,7 @@ def annotate(event: Event, phase: Phase, unit: str) -> AbstractContextManager[ob
     Where nobody listens it costs well under a microsecond: ``record_function`` alone takes several, on every call.
     """
     nvtx_range = _nvtx_range()
-    if nvtx_range is not None:
+    if nvtx_range is not None and torch._C._autograd._profiler_type() != _EMITS_NVTX:
         return _annotate_nvtx(nvtx_range, label(event, phase, unit))
     if torch._C._autograd._profiler_enabled():
         return torch.profiler.record_function(label(event, phase, unit))

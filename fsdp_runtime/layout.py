@@ -16,6 +16,7 @@ none, on the last ranks when the rows do not divide).
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -57,8 +58,12 @@ class Piece:
         """
         rows = self.own_rows(rank)
         shape = (rows.stop - rows.start, *self.shape[1:])
-        view = sharded.narrow(0, self.offset, math.prod(shape)).view(shape)
-        return view if view.is_meta else from_dlpack(to_dlpack(view))
+        return _own_storage(sharded.narrow(0, self.offset, math.prod(shape)).view(shape))
+
+    def like(self, local: torch.Tensor, sharded: torch.Tensor) -> torch.Tensor:
+        """The same of another sharded buffer, ``local`` being that of one: with less to compute."""
+        view = sharded.as_strided(local.shape, local.stride(), self.offset)
+        return view if view.nbytes == sharded.nbytes else _own_storage(view)
 
 
 @dataclass(frozen=True)
@@ -85,6 +90,10 @@ class Layout:
     def unsharded_numel(self) -> int:
         return self.world * self.shard_numel
 
+    @functools.cached_property
+    def has_no_padding(self) -> bool:
+        return sum(piece.shape.numel() for piece in self.pieces) == self.unsharded_numel
+
     def shards(self, unsharded: torch.Tensor, piece: Piece) -> torch.Tensor:
         """``[world * numel]``: the adjacent shards of one parameter in an unsharded buffer, rank 0's first."""
         return unsharded.narrow(0, self.world * piece.offset, self.world * piece.numel)
@@ -100,17 +109,35 @@ class Layout:
         return view.set_(unsharded.untyped_storage(), self.world * piece.offset, piece.shape, strides)
 
     def pack(self, gradients: Sequence[torch.Tensor | None], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """``[world * shard_numel]``: the gradients, rank-major and cast; a missing one and all padding are zero."""
-        covered = sum(p.shape.numel() for p, g in zip(self.pieces, gradients, strict=True) if g is not None)
-        make = torch.empty if covered == self.unsharded_numel else torch.zeros
+        """``[world * shard_numel]``: the gradients, rank-major and cast; a missing one and all padding are zero.
+
+        May share the memory of a gradient.
+        """
+        first = gradients[0]
+        if len(gradients) == 1 and self.has_no_padding and first is not None:
+            return first.to(dtype).reshape(-1)  # laid out already
+        make = torch.zeros if not self.has_no_padding or any([g is None for g in gradients]) else torch.empty
         packed = make(self.world, self.shard_numel, dtype=dtype, device=device)
+        places: list[torch.Tensor] = []
+        values: list[torch.Tensor] = []
         for piece, gradient in zip(self.pieces, gradients, strict=True):
             if gradient is None or piece.numel == 0:
                 continue
             columns = packed.narrow(1, piece.offset, piece.numel)
-            values = gradient.reshape(-1)
-            full, rest = divmod(values.numel(), piece.numel)  # ranks with all their rows; elements of the next one's
-            columns[:full].copy_(values[: full * piece.numel].view(full, piece.numel))
-            if rest:
-                columns[full, :rest].copy_(values[-rest:])
+            full, rest = divmod(piece.shape.numel(), piece.numel)  # ranks with all their rows; elements of the next's
+            if full < self.world:
+                gradient = gradient.reshape(-1)
+                if rest:
+                    places.append(columns[full, :rest])
+                    values.append(gradient[-rest:])
+                    gradient = gradient[:-rest]
+                columns = columns[:full]
+            places.append(columns)
+            values.append(gradient.reshape(full, piece.numel))
+        if places:
+            torch._foreach_copy_(places, values)
         return packed.view(-1)
+
+
+def _own_storage(view: torch.Tensor) -> torch.Tensor:
+    return view if view.is_meta else from_dlpack(to_dlpack(view))

@@ -59,6 +59,11 @@ class FlatParameter:
         """What the modules hold now."""
         return self.slots[0].parameters[self.slots[0].name]
 
+    @property
+    def is_current(self) -> bool:
+        """False: somebody has replaced the sharded parameter, or its local tensor."""
+        return self.registered is self.sharded and self.local is _local(self.sharded)
+
 
 class ParameterGroup:
     """The flat buffers of one unit and its state. Knows neither modules nor the context."""
@@ -80,10 +85,13 @@ class ParameterGroup:
         self._precision = precision
         self._gather = gather
         self._gathered = device_module.Event()
+        self._reduction_events = (device_module.Event(), device_module.Event())
         self._in_flight: Handle | None = None
         self._exposed = False
         self._buffers: list[torch.Tensor] = []
         """Of the unsharded buffer the part of each parameter that has elements."""
+        self._shards: Sequence[torch.Tensor] = ()
+        """Of the staged shard, if there is one that lasts, the part of each of them."""
         self._layout = Layout.of((r.parameter.shape for r in registrations), mesh.world)
         self.parameters = [
             FlatParameter(r.name, piece, r.slots, self._shard(r.parameter, piece))
@@ -106,7 +114,7 @@ class ParameterGroup:
 
         Raises FsdpError if what replaced one is not a shard of it, or has no memory yet.
         """
-        if any(p.registered is not p.sharded or p.local is not _local(p.sharded) for p in self.parameters):
+        if not all([p.is_current for p in self.parameters]):
             for parameter in self.parameters:
                 self._take_over(parameter)
             self._flatten()
@@ -136,10 +144,9 @@ class ParameterGroup:
             return
         with self._gather.memory():
             self._unsharded.untyped_storage().resize_(self._unsharded.nbytes)
-        staged = self._staged
-        if staged is None:
-            staged = self._gather.stage(self._sharded, self._unsharded.dtype)
-        shards: Sequence[torch.Tensor] = [p.piece.shard(staged) for p in self.parameters if p.piece.numel]
+        shards = self._shards
+        if self._staged is None:
+            shards = self._shards_of(self._gather.stage(self._sharded, self._unsharded.dtype))
         shards = self._gather.place(self._buffers, shards, stream, early)
         with annotate("all_gather", phase, self.name):
             self._in_flight = self._gather.gather(self._buffers, shards, self._mesh.shard_group, stream, self._gathered)
@@ -175,19 +182,25 @@ class ParameterGroup:
             for slot in parameter.slots:
                 slot.assign(parameter.sharded)
 
-    def collect_gradients(self) -> None:
-        """Moves the gradients that autograd left on the unsharded parameters into ``reduction``, which adds them up."""
+    def collect_gradients(self, stream: Any) -> None:
+        """Moves the gradients that autograd left on the unsharded parameters into ``reduction``, which adds them up.
+
+        stream: the current one.
+        """
+        gradients = [p.unsharded.grad for p in self.parameters]
+        if all([gradient is None for gradient in gradients]):
+            return
         trainable = [p for p in self.parameters if p.unsharded.requires_grad]
-        gradients = [p.unsharded.grad for p in trainable]
+        if len(trainable) < len(self.parameters):
+            gradients = [p.unsharded.grad for p in trainable]
         for parameter in trainable:
             parameter.unsharded.grad = None
-        if all(gradient is None for gradient in gradients):
-            return
         if self.reduction is None:
             whole = len(trainable) == len(self.parameters)
             layout = self._layout if whole else Layout.of((p.piece.shape for p in trainable), self._mesh.world)
-            self.reduction = Reduction(self.name, trainable, layout, self._mesh, self._precision.reduce_dtype)
-        self.reduction.add(trainable, gradients)
+            dtype = self._precision.reduce_dtype
+            self.reduction = Reduction(self.name, trainable, layout, self._mesh, dtype, self._reduction_events)
+        self.reduction.add(trainable, gradients, stream)
 
     def discard_gradients(self) -> None:
         """Forgets what an aborted backward left."""
@@ -196,6 +209,9 @@ class ParameterGroup:
             parameter.unsharded.grad = None
 
     # Building
+
+    def _shards_of(self, staged: torch.Tensor) -> list[torch.Tensor]:
+        return [p.piece.shard(staged) for p in self.parameters if p.piece.numel]
 
     @torch.no_grad()
     def _shard(self, original: nn.Parameter, piece: Piece) -> nn.Parameter:
@@ -243,6 +259,7 @@ class ParameterGroup:
         self._staged = self._gather.staging(self._sharded, unsharded_dtype)
         self._unsharded = torch.empty(self._layout.unsharded_numel, dtype=unsharded_dtype, device=device)
         self._buffers = [self._layout.shards(self._unsharded, p.piece) for p in self.parameters if p.piece.numel]
+        self._shards = () if self._staged is None else self._shards_of(self._staged)
         if device.type == "meta":
             return
         for parameter in self.parameters:

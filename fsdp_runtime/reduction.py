@@ -18,6 +18,7 @@ from .gather import Handle
 from .labels import annotate
 from .layout import Layout
 from .mesh import ShardMesh, as_dtensor
+from .streams import Switched
 
 if TYPE_CHECKING:
     from .parameter_group import FlatParameter
@@ -37,8 +38,12 @@ class Reduction:
         layout: Layout,
         mesh: ShardMesh,
         dtype: torch.dtype | None,
+        events: tuple[Any, Any],
     ) -> None:
-        """layout: of these parameters. dtype: to accumulate and reduce in; None is that of the gradients."""
+        """layout: of these parameters. dtype: to accumulate and reduce in; None is that of the gradients.
+
+        events: the unit's, for one reduction at a time: packed, reduced.
+        """
         self._unit = unit
         self._parameters = list(parameters)
         self._layout = layout
@@ -46,13 +51,15 @@ class Reduction:
         self._device: Any = torch.get_device_module(mesh.device)
         self._dtype = parameters[0].unsharded.dtype if dtype is None else dtype
         self._packed: torch.Tensor | None = None
-        self._ready = self._device.Event()
+        self._ready, self._reduced = events
         self._shard: torch.Tensor | None = None
         self._handle: Handle | None = None
 
-    @torch.no_grad()
-    def add(self, parameters: Sequence[FlatParameter], gradients: Sequence[torch.Tensor | None]) -> None:
-        """Adds full gradients, in the order of ``parameters``, which must be those that this was made for."""
+    def add(self, parameters: Sequence[FlatParameter], gradients: Sequence[torch.Tensor | None], stream: Any) -> None:
+        """Adds full gradients, in the order of ``parameters``, which must be those that this was made for.
+
+        stream: the current one.
+        """
         if list(parameters) != self._parameters:
             raise FsdpError(
                 f"unit {self._unit}: requires_grad changed while gradients were being accumulated; "
@@ -64,19 +71,21 @@ class Reduction:
                     f"parameter {parameter.name} of unit {self._unit}: sparse gradients are not supported; "
                     "use a dense gradient (for an embedding, sparse=False)"
                 )
-        packed = self._layout.pack(gradients, self._dtype, self._mesh.device)
+        # Detached: a backward that creates a graph leaves gradients that have one.
+        values = [None if gradient is None else gradient.detach() for gradient in gradients]
+        packed = self._layout.pack(values, self._dtype, self._mesh.device)
         self._packed = packed if self._packed is None else self._packed.add_(packed)
         if self._shard is None:  # before the event: then whoever used its memory until now comes before it, too
             self._shard = packed.new_empty(self._layout.shard_numel)
-        self._ready.record(self._device.current_stream())
+        self._ready.record(stream)
 
-    def start(self, stream: Any) -> None:
-        """Issues the collectives on ``stream``, after the packing."""
+    def start(self, stream: Any, caller: Any) -> None:
+        """Issues the collectives on ``stream``, after the packing. caller: the current stream."""
         assert self._packed is not None
         assert self._shard is not None
         mesh = self._mesh
         stream.wait_event(self._ready)
-        with self._device.stream(stream):
+        with Switched(self._device, stream, caller):
             with annotate("reduce_scatter", "backward", self._unit):
                 work = collectives.reduce_scatter(self._shard, self._packed, mesh.reduce_operation, mesh.reduce_group)
             if mesh.replicate_group is not None:
@@ -84,9 +93,8 @@ class Reduction:
                     work.wait()
                 with annotate("all_reduce", "backward", self._unit):
                     work = collectives.all_reduce(self._shard, mesh.reduce_operation, mesh.replicate_group)
-            event = self._device.Event()
-            event.record(stream)
-        self._handle = Handle(event, work)
+            self._reduced.record(stream)
+        self._handle = Handle(self._reduced, work)
 
     def wait(self, stream: Any) -> None:
         """Makes ``stream``, the current one, wait for the collectives, and frees their input."""
@@ -94,15 +102,14 @@ class Reduction:
         self._handle.wait(stream)
         self._packed = None
 
-    @torch.no_grad()
     def finish(self, stream: Any) -> None:
         """Waits, and adds the average to the ``grad`` of the sharded parameters."""
         self.wait(stream)
         assert self._shard is not None
         averaged = self._shard if self._mesh.divisor == 1 else self._shard.div_(self._mesh.divisor)
-        averaged = averaged.to(self._parameters[0].sharded.dtype)
+        averaged = averaged.to(self._parameters[0].local.dtype)
         for parameter, piece in zip(self._parameters, self._layout.pieces, strict=True):
-            local = piece.local(averaged, self._mesh.rank)
+            local = piece.like(parameter.local, averaged)
             if parameter.sharded.grad is None:
                 parameter.sharded.grad = as_dtensor(local, parameter.sharded._spec)  # type: ignore[attr-defined]
             else:
@@ -116,10 +123,9 @@ class ReductionQueue:
     finished one unit later, when it had a whole unit's backward to run beside.
     """
 
-    def __init__(self, stream: Any, device: Any) -> None:
-        """stream: to reduce on. device: the module that knows the current stream, ``torch.cuda`` or ``torch.cpu``."""
+    def __init__(self, stream: Any) -> None:
+        """stream: to reduce on. Where methods take another ``stream``, that is the current one."""
         self._stream = stream
-        self._device = device
         self._held: Reduction | None = None
         self._running: Reduction | None = None
 
@@ -128,21 +134,21 @@ class ReductionQueue:
         assert self._held is None
         self._held = reduction
 
-    def start(self) -> None:
+    def start(self, stream: Any) -> None:
         """Issues the one that is held, if there is one."""
         if self._held is not None:
-            self.finish()
+            self.finish(stream)
             self._running, self._held = self._held, None
-            self._running.start(self._stream)
+            self._running.start(self._stream, stream)
 
-    def finish(self) -> None:
+    def finish(self, stream: Any) -> None:
         """Joins the one that runs, if there is one: its gradients are where the optimizer looks for them."""
         if self._running is not None:
-            self._running.finish(self._device.current_stream())
+            self._running.finish(stream)
             self._running = None
 
-    def abandon(self) -> None:
+    def abandon(self, stream: Any) -> None:
         """Forgets both, after the one that runs: its buffers are in use."""
         if self._running is not None:
-            self._running.wait(self._device.current_stream())
+            self._running.wait(stream)
         self._held = self._running = None

@@ -3,6 +3,11 @@
 It stands in for ``torch.cuda`` where the runtime asks for a device's streams. The host enqueues a whole step, running
 ahead as far as a host can; then the queues run, and one stream can be made as late as its events allow. What the
 runtime does not order by events then happens in the wrong order, every time.
+
+It also captures graphs, by the rules of CUDA's stream capture. A stream belongs to the capture once it has waited for
+an event recorded in it. While one is under way nothing may be issued on a stream that does not belong to it, nothing in
+it may wait for an event recorded outside, nor the other way round; and when it ends, everything in it must come before
+the end of the stream that it began on.
 """
 
 from __future__ import annotations
@@ -21,13 +26,27 @@ class Stream:
     def __init__(self, device: Device) -> None:
         self.device = device
         self.queue: deque[tuple[str, Any]] = deque()
+        self.capture: Graph | None = None
+        self.after: dict[Stream, int] = {}
+        """What it has issued and waited for in a capture: of each stream so many items."""
 
     def enqueue(self, operation: Callable[[], None]) -> None:
-        self.queue.append(("run", operation))
+        self.put("run", operation)
+
+    def put(self, kind: str, item: Any) -> None:
+        if self.capture is not self.device.capture_under_way:
+            raise CaptureError("issued outside of the capture that is under way")
+        self.queue.append((kind, item))
+        self.after[self] = self.after.get(self, 0) + 1
 
     def wait_event(self, event: Event) -> None:
-        if event.recorded is not None and not self.device.ignores_waits_of(self):
-            self.queue.append(("wait", event.recorded))
+        if event.recorded is None or self.device.ignores_waits_of(self):
+            return
+        if event.capture is not self.device.capture_under_way:
+            raise CaptureError("a wait for an event of another capture, or of none")
+        self.capture = event.capture
+        self.after |= {s: max(n, self.after.get(s, 0)) for s, n in event.after.items()}
+        self.put("wait", event.recorded)
 
     def wait_stream(self, other: Stream) -> None:
         event = Event()
@@ -40,14 +59,38 @@ class Event:
 
     def __init__(self) -> None:
         self.recorded: dict[str, bool] | None = None
+        self.capture: Graph | None = None
+        self.after: dict[Stream, int] = {}
 
     def record(self, stream: Stream) -> None:
         self.recorded = {"happened": False}
-        stream.queue.append(("record", self.recorded))
+        stream.put("record", self.recorded)
+        self.capture, self.after = stream.capture, dict(stream.after)
+
+
+class CaptureError(AssertionError):
+    """What CUDA would refuse."""
+
+
+class Graph:
+    """What was issued during a capture, to be run as often as one likes."""
+
+    def __init__(self) -> None:
+        self.queues: dict[Stream, list[tuple[str, Any]]] = {}
+
+    def replay(self, order: Sequence[Stream]) -> None:
+        """As ``Device.run``."""
+        for stream, queue in self.queues.items():
+            assert not stream.queue
+            stream.queue.extend(queue)
+            for kind, item in queue:
+                if kind == "record":
+                    item["happened"] = False
+        next(iter(self.queues)).device.run(order)
 
 
 class Device:
-    """Has what the runtime uses of ``torch.cuda``: Stream, Event, stream() and current_stream()."""
+    """Has what the runtime uses of ``torch.cuda``."""
 
     Event = Event
 
@@ -56,6 +99,29 @@ class Device:
         self.streams = [self.compute]
         self.careless: set[int] = set()
         self._current = self.compute
+        self.capture_under_way: Graph | None = None
+
+    def is_current_stream_capturing(self) -> bool:
+        return self._current.capture is not None
+
+    @contextlib.contextmanager
+    def capture(self) -> Iterator[Graph]:
+        """Of what is issued inside on the current stream and those that it forks; all queues must have run before."""
+        graph = self.capture_under_way = self._current.capture = Graph()
+        for stream in self.streams:
+            assert not stream.queue
+            stream.after = {}
+        try:
+            yield graph
+            unjoined = [s for s in self.streams if s.capture and s.after.get(s, 0) > self._current.after.get(s, 0)]
+            if unjoined:
+                raise CaptureError(f"not joined: streams {[self.streams.index(s) for s in unjoined]}")
+        finally:
+            graph.queues = {stream: list(stream.queue) for stream in self.streams}
+            for stream in self.streams:
+                stream.queue.clear()
+                stream.capture = None
+            self.capture_under_way = None
 
     def Stream(self, priority: int) -> Stream:
         self.streams.append(Stream(self))
@@ -64,13 +130,8 @@ class Device:
     def current_stream(self) -> Stream:
         return self._current
 
-    @contextlib.contextmanager
-    def stream(self, stream: Stream) -> Iterator[None]:
-        before, self._current = self._current, stream
-        try:
-            yield
-        finally:
-            self._current = before
+    def set_stream(self, stream: Stream) -> None:
+        self._current = stream
 
     def ignores_waits_of(self, stream: Stream) -> bool:
         return self.streams.index(stream) in self.careless

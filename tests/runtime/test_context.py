@@ -16,8 +16,8 @@ from torch import nn
 
 import fsdp_runtime
 from fsdp_runtime import FsdpContext, FsdpError, context_of, fully_shard
-from fsdp_runtime.context import _warn_of_serialised_streams
 from fsdp_runtime.parameter_group import ParameterGroup, State
+from fsdp_runtime.streams import warn_if_serialised
 
 from .conftest import OnRanks
 from .models import Root, same_gradients, shard_children
@@ -231,7 +231,7 @@ def test_parameters_are_dtensors_whenever_no_unit_runs(on_ranks: OnRanks) -> Non
 def test_serialised_streams_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     with pytest.warns(UserWarning, match="unset the variable"):
-        _warn_of_serialised_streams(torch.device("cuda"))
+        warn_if_serialised(torch.device("cuda"))
 
 
 def _no_module_is_referenced(rank: int, world: int) -> None:

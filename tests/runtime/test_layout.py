@@ -74,3 +74,13 @@ def test_writing_the_buffer_does_not_look_like_a_change_of_the_parameter() -> No
     unsharded.fill_(1.0)
     assert parameter._version == version
     assert parameter.sum().item() == 4
+
+
+def test_one_gradient_without_padding_is_laid_out_already_and_not_copied() -> None:
+    layout = Layout.of([torch.Size([4, 32])], 2)  # 2 rows of 32 a rank: 64 elements, as aligned as they must be
+    gradient = torch.randn(4, 32)
+    packed = layout.pack([gradient], torch.float32, torch.device("cpu"))
+    assert packed.data_ptr() == gradient.data_ptr()
+    assert torch.equal(packed, gradient.view(-1))
+    strided = torch.randn(32, 4).T
+    assert torch.equal(layout.pack([strided], torch.float32, torch.device("cpu")), strided.reshape(-1))
