@@ -47,6 +47,30 @@ def test_the_table_counts_verdicts_and_windows() -> None:
     assert control.split() == ["control", "0", "0", "0", "0", "0", "0", "0/0", "-"]
 
 
+def test_the_table_says_why_windows_were_inconclusive() -> None:
+    busy = "{} of 3 gathers overlap a GEMM; but a thread waited {} for a core: this machine is too busy to say"
+    runs = [
+        run_of("overlap", "inconclusive", inconclusive=2) | {"reasons": {flake.reason(busy.format(2, "61.25 ms")): 2}},
+        run_of("overlap", "inconclusive", inconclusive=1) | {"reasons": {flake.reason(busy.format(1, "1.2 s")): 1}},
+    ]
+    *_, why = flake.table(runs).splitlines()
+    assert why == f"overlap: 3 windows inconclusive: {busy.format('#', '#').replace('3', '#')}"
+
+
+def test_a_run_keeps_the_reasons_of_its_inconclusive_windows(tmp_path: Path) -> None:
+    fake = tmp_path / "python"
+    findings = [
+        *({"status": "inconclusive", "message": f"waited {ms} ms for a core"} for ms in (61, 7.5)),
+        *({"status": status, "message": "3 of 3"} for status in ("pass", "fail")),
+    ]
+    result = json.dumps({"verdict": {"findings": findings}})
+    fake.write_text(f"#!/bin/sh\ncd {tmp_path} && mkdir overlap && echo '{result}' > overlap/result.json\nexit 3\n")
+    fake.chmod(0o755)
+    made = flake.launcher(str(fake), [], tmp_path)("overlap")
+    assert made["windows"] == {"inconclusive": 2, "pass": 1, "fail": 1}
+    assert made["reasons"] == {"waited # for a core": 2}
+
+
 def test_the_tests_run_in_turn_and_a_stopped_hunt_goes_on(tmp_path: Path) -> None:
     file, asked = tmp_path / "new" / "flake.json", []
 
@@ -70,12 +94,17 @@ def test_the_tests_run_in_turn_and_a_stopped_hunt_goes_on(tmp_path: Path) -> Non
         flake.hunt(run, 3, {**SETTING, "load": 2}, file)
 
 
-def test_a_run_is_judged_by_its_exit_code_alone(tmp_path: Path) -> None:
+def test_a_run_is_judged_by_its_exit_code_if_it_left_a_result(tmp_path: Path) -> None:
     fake = tmp_path / "python"
-    fake.write_text('#!/bin/sh\necho "$@" >&2\ncase "$*" in *serial*) exit 3;; *) exit 2;; esac\n')
+    write = f"mkdir -p $out && echo '{json.dumps({'verdict': {'findings': []}})}' > $out/result.json"
+    fake.write_text(
+        f'#!/bin/sh\necho "$@" >&2\n'
+        f'case "$*" in *serial*) out={tmp_path}/control; {write}; exit 3;; *crash*) exit 1;; *) exit 2;; esac\n'
+    )
     fake.chmod(0o755)
     run = flake.launcher(str(fake), ["--at-least", "2/3"], tmp_path)
     assert run("overlap")["verdict"] == "error"
+    assert flake.launcher(str(fake), ["crash"], tmp_path)("overlap")["verdict"] == "error"
     control = run("control")
     assert control["verdict"] == "inconclusive"
     command = f"-m overlap_probe run --nproc 2 --device cpu -o {tmp_path / 'control'} --schedule serial --at-least 2/3"

@@ -1,14 +1,12 @@
 """Builds one case, checks its result against the unsharded model, times it and keeps a trace of it.
 
-Device time is between two CUDA events around the work, on the stream that computes. The device sleeps before the first
-one for longer than the host needs to issue the work, so that what is timed is the device and not the host.
+How times are taken is in ``device.py``. A training step is checked by what the model computes after it: every layer's
+update changes that by about as much as the output is large, so an update that is missing or stale is seen.
 """
 
 from __future__ import annotations
 
 import gc
-import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,61 +15,123 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional as F
-from torch.profiler import ProfilerActivity, profile, record_function
 
+from overlap_probe import capture
+
+from . import device
 from .cases import Case
-from .models import DIM, Llama, linear_stack
-from .shard import shard
+from .models import BYTES_OF_A_UNIT, DIM, TOKENS, VOCABULARY, Llama, linear_stack
+from .shard import prepare_optimizer, shard
 
-REPEATS, WARMUP, TRACED = 20, 4, 3
-AHEAD_CYCLES = 30_000_000
-"""The device sleeps about 15 ms: longer than the slowest of the runtimes compared needs on the host for a forward."""
+TRACED = 3
+TRACED_LLAMA = 2
+"""Its traces are fifteen times as large."""
+
+LEARNING_RATE = 0.01
+"""Changes each weight by about its size, see ``LARGEST_ERROR``."""
+
+LARGEST_ERROR = 0.1
+"""Of the output after a step, as a share of what the step changed: none for 2 ranks, roundings of bfloat16 for more. A
+layer whose update is missing leaves 20 percent and more; gradients that are not averaged, more than 100."""
 
 Result = dict[str, Any]
 
 
 def measure(case: Case, mesh: DeviceMesh, traces: Path) -> Result:
     """``device_us`` and ``host_us``: medians on this rank. Raises AssertionError if the result is wrong."""
-    return _KINDS[case.kind](case, mesh, traces)
+    before = device.used_bytes()
+    result = _KINDS[case.kind](case, mesh, traces)
+    after = device.used_bytes()
+    if before is not None and after is not None:
+        result["device_bytes"] = after - before
+    return result
 
 
 def _gemm(case: Case, mesh: DeviceMesh, traces: Path) -> Result:
-    model = linear_stack(_device())
-    x = _batch(case.batch)
+    model = linear_stack()
+    x = _batch(case, 1)
     with torch.no_grad():
-        return _times(lambda: model(x))
+        return device.times(lambda: model(x)) | {"unit_bytes": BYTES_OF_A_UNIT}
 
 
 def _gather(case: Case, mesh: DeviceMesh, traces: Path) -> Result:
     """All gathers of the forward without the matmuls: each layer returns its input."""
-    model = linear_stack(_device())
+    model = linear_stack()
     for layer in model:
         layer.forward = lambda x: x
     sharded = shard(case, model, list(model), mesh, mixed=False)
-    x = torch.zeros(1, DIM, device=_device(), dtype=torch.bfloat16)
+    x = torch.zeros(1, DIM, device=device.device(), dtype=device.DTYPE)
     with torch.no_grad():
-        return _times(lambda: sharded(x))
+        return device.times(lambda: sharded(x))
 
 
 def _linear(case: Case, mesh: DeviceMesh, traces: Path) -> Result:
-    x = _batch(case.batch)
-    model = linear_stack(_device())
+    x = _batch(case, 1)
+    model = linear_stack()
     with torch.no_grad():
         expected = model(x)
         sharded = shard(case, model, list(model), mesh, mixed=False)
         for _ in range(3):
             torch.testing.assert_close(sharded(x), expected)
-        result = _times(lambda: sharded(x))
-        _trace(lambda: sharded(x), traces / f"rank{dist.get_rank()}.json.gz")
+        result = device.times(lambda: sharded(x))
+        _trace(lambda: sharded(x), traces, result["host_us"])
     return result
+
+
+def _linear_step(case: Case, mesh: DeviceMesh, traces: Path) -> Result:
+    """Forward, backward from a fixed gradient of the output, SGD."""
+    rank = dist.get_rank()
+    inputs = [(_batch(case, 2 * r), _batch(case, 2 * r + 1)) for r in range(dist.get_world_size())]
+    before, after = _expected_outputs(inputs, rank)
+    x, gradient = inputs[rank]
+    del inputs
+    model = linear_stack()
+    is_sharded = case.runtime != "torch"
+    sharded = shard(case, model, list(model), mesh, mixed=False) if is_sharded else model
+    optimizer = torch.optim.SGD(sharded.parameters(), lr=LEARNING_RATE, foreach=True)
+    prepare_optimizer(case, optimizer)
+
+    def step() -> None:
+        sharded(x).backward(gradient)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    if is_sharded:
+        step()
+        with torch.no_grad():
+            error = _largest(_size(sharded(x) - after) / _size(after - before))
+        assert error < LARGEST_ERROR, f"the output after a step is off by {error:.1%} of what the step changed"
+    for group in optimizer.param_groups:
+        group["lr"] = 1e-9  # the same work on data that stays the same: a GPU's power depends on it
+    del before, after
+    release()
+    result = device.times(step)
+    result["unaided_us"] = device.times(step, ahead=False)["device_us"]
+    if is_sharded:
+        result["error_of_step"] = error
+        _trace(step, traces, result["host_us"])
+    return result
+
+
+def _expected_outputs(inputs: list[tuple[torch.Tensor, torch.Tensor]], rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the unsharded model makes of the rank's input before and after a step on everybody's."""
+    model = linear_stack()
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    with torch.no_grad():
+        before = model(inputs[rank][0])
+    for x, gradient in inputs:
+        model(x).backward(gradient / len(inputs))
+    optimizer.step()
+    with torch.no_grad():
+        return before, model(inputs[rank][0])
 
 
 def _llama(case: Case, mesh: DeviceMesh, traces: Path) -> Result:
     torch.manual_seed(0)
-    with torch.device(_device()):
+    with device.device():
         model = Llama()
-        tokens = torch.randint(0, 32000, (4, 1024))
-    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+        tokens = torch.randint(0, VOCABULARY, TOKENS)
+    with torch.no_grad(), torch.autocast(device.TYPE, torch.bfloat16):
         expected = float(F.cross_entropy(model(tokens).flatten(0, 1).float(), tokens.flatten()))
     sharded = shard(case, model, list(model.layers), mesh, mixed=True)
     optimizer = torch.optim.AdamW(sharded.parameters(), lr=1e-4, foreach=True)
@@ -86,67 +146,54 @@ def _llama(case: Case, mesh: DeviceMesh, traces: Path) -> Result:
 
     step()
     assert abs(float(losses[0]) - expected) < 0.02 * expected, f"loss {float(losses[0])}, unsharded {expected}"
-    result = _times(step, ahead=False)
+    result = device.times(step, ahead=False)
     assert float(losses[-1]) < float(losses[0])
-    _trace(step, traces / f"rank{dist.get_rank()}.json.gz", ahead=False)
-    return result
+    _trace(step, traces, None, TRACED_LLAMA)
+    return {**result, "units": len(model.layers) + 1}
 
 
 _KINDS: dict[str, Callable[[Case, DeviceMesh, Path], Result]] = {
     "gemm": _gemm,
     "gather": _gather,
     "linear": _linear,
+    "linear_step": _linear_step,
     "llama": _llama,
 }
 
 
-def _device() -> torch.device:
-    return torch.device("cuda", torch.cuda.current_device())
+def _batch(case: Case, seed: int) -> torch.Tensor:
+    """``[batch, DIM]``, the same on every rank."""
+    generator = torch.Generator(device.device()).manual_seed(seed)
+    rows = case.batch // device.SCALE
+    return torch.randn(rows, DIM, device=device.device(), dtype=device.DTYPE, generator=generator)
 
 
-def _batch(rows: int) -> torch.Tensor:
-    generator = torch.Generator("cuda").manual_seed(1)
-    return torch.randn(rows, DIM, device="cuda", dtype=torch.bfloat16, generator=generator)
+def _size(tensor: torch.Tensor) -> float:
+    return float(tensor.float().norm())
 
 
-def _times(work: Callable[[], Any], ahead: bool = True) -> Result:
-    device, host = [], []
-    for _ in range(WARMUP + REPEATS):
-        dist.barrier()
-        torch.cuda.synchronize()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        if ahead:
-            torch.cuda._sleep(AHEAD_CYCLES)  # type: ignore[no-untyped-call]
-        start.record()
-        began = time.perf_counter()
-        work()
-        host.append((time.perf_counter() - began) * 1e6)
-        end.record()
-        torch.cuda.synchronize()
-        device.append(start.elapsed_time(end) * 1e3)
-    return {
-        "device_us": statistics.median(device[WARMUP:]),
-        "device_us_all": [round(t, 1) for t in device[WARMUP:]],
-        "host_us": statistics.median(host[WARMUP:]),
-    }
+def _largest(value: float) -> float:
+    """Of all ranks: so that all of them pass a check, or none."""
+    values: list[float] = [0.0] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return max(values)
 
 
-def _trace(work: Callable[[], Any], path: Path, ahead: bool = True) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+def _trace(work: Callable[[], Any], folder: Path, host_us: float | None, steps: int = TRACED) -> None:
+    """host_us: how long the host needs for it, if the device is to sleep meanwhile; None lets it find the device as it
+    is."""
     dist.barrier()
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], record_shapes=True) as profiler:
-        for step in range(TRACED):
-            if ahead:
-                torch.cuda._sleep(AHEAD_CYCLES)  # type: ignore[no-untyped-call]
-            with record_function(f"step{step}"):
-                work()
-        torch.cuda.synchronize()
-    profiler.export_chrome_trace(str(path))
+    with capture(folder, warmup=2, steps=steps) as end_step:
+        for _ in range(2 + steps):
+            if host_us is not None:
+                device.sleep(device.ahead_us([2 * host_us]))  # the profiler makes the host slower
+            work()
+            end_step()
 
 
 def release() -> None:
     """Between cases: nothing of the last model is left on the device."""
     gc.collect()
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
+    device.synchronize()
+    if device.TYPE == "cuda":
+        torch.cuda.empty_cache()

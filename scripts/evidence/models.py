@@ -7,13 +7,20 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-UNITS, DIM = 8, 4096
+from .cases import UNITS
+from .device import DTYPE, SCALE, device
+
+DIM = 4096 // SCALE
+BYTES_OF_A_UNIT = DIM * DIM * DTYPE.itemsize
+
+TOKENS = (4, 1024 // SCALE)
+VOCABULARY = 32000 // SCALE
 
 
-def linear_stack(device: torch.device) -> nn.Sequential:
+def linear_stack() -> nn.Sequential:
     """``[batch, 4096]`` in and out; 8 bf16 weights of 32 MiB, the same on every rank."""
     torch.manual_seed(0)
-    return nn.Sequential(*(nn.Linear(DIM, DIM, bias=False, dtype=torch.bfloat16, device=device) for _ in range(UNITS)))
+    return nn.Sequential(*(nn.Linear(DIM, DIM, bias=False, dtype=DTYPE, device=device()) for _ in range(UNITS)))
 
 
 class LlamaBlock(nn.Module):
@@ -42,12 +49,12 @@ class LlamaBlock(nn.Module):
 class Llama(nn.Module):
     """8 layers of hidden size 2048; tokens ``[4, 1024]``."""
 
-    def __init__(self, layers: int = 8, dim: int = 2048, vocabulary: int = 32000) -> None:
+    def __init__(self, layers: int = 8, dim: int = 2048 // SCALE) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(vocabulary, dim)
-        self.layers = nn.ModuleList(LlamaBlock(dim, 16, 5632) for _ in range(layers))
+        self.embedding = nn.Embedding(VOCABULARY, dim)
+        self.layers = nn.ModuleList(LlamaBlock(dim, 16, 5632 // SCALE) for _ in range(layers))
         self.norm = nn.RMSNorm(dim)
-        self.head = nn.Linear(dim, vocabulary, bias=False)
+        self.head = nn.Linear(dim, VOCABULARY, bias=False)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.embedding(tokens)

@@ -24,15 +24,21 @@ def shard(case: Case, model: nn.Module, units: Sequence[nn.Module], mesh: Device
 
 
 def _fsdp_runtime(case: Case, model: nn.Module, units: Sequence[nn.Module], mesh: DeviceMesh, mixed: bool) -> nn.Module:
-    from fsdp_runtime import MixedPrecision, fully_shard
+    from fsdp_runtime import FsdpError, MixedPrecision, Prefetch, fully_shard
 
-    precision = MixedPrecision(torch.bfloat16, torch.float32) if mixed else None
-    options: Any = {"gather": case.gather, "schedule": case.schedule, "mixed_precision": precision}
-    if case.schedule == "-":
-        options["schedule"] = "implicit"
-    for unit in units:
-        fully_shard(unit, mesh, **options)
-    return fully_shard(model, mesh, **options)
+    schedules: dict[str, Any] = {"-": "implicit", "prefetch": Prefetch(case.depth)}
+    options: Any = {
+        "gather": case.gather,
+        "schedule": schedules.get(case.schedule, case.schedule),
+        "target_length": case.target_length,
+        "mixed_precision": MixedPrecision(torch.bfloat16, torch.float32) if mixed else None,
+    }
+    try:
+        for unit in units:
+            fully_shard(unit, mesh, **options)
+        return fully_shard(model, mesh, **options)
+    except FsdpError as error:  # a gather that these ranks do not support
+        raise Unavailable(str(error)) from error
 
 
 def _fsdp2(case: Case, model: nn.Module, units: Sequence[nn.Module], mesh: DeviceMesh, mixed: bool) -> nn.Module:
@@ -61,9 +67,19 @@ def _megatron_fsdp2(
         raise Unavailable(f"megatron_fsdp.experimental: {error}") from error
     flat = [megatron.Flat()]
     placements = megatron.Placements(dp_axes=[0], parameter=flat, gradient=flat, optimizer=flat)
+    # Its default keeps a float32 copy of each parameter, which the others here do not.
+    policy = importlib.import_module("megatron_fsdp.mixed_precision").MixedPrecisionPolicy(
+        main_params_dtype=next(model.parameters()).dtype
+    )
     for unit in (*units, model):
-        megatron.fully_shard(unit, mesh, placements)
+        megatron.fully_shard(unit, mesh, placements, policy)
     return model
+
+
+def prepare_optimizer(case: Case, optimizer: torch.optim.Optimizer) -> None:
+    """What a runtime wants to know of the optimizer that steps its parameters."""
+    if case.runtime == "megatron_fsdp2":
+        importlib.import_module("megatron_fsdp.experimental").fully_shard_optimizer(optimizer)
 
 
 _RUNTIMES: dict[str, Callable[[Case, nn.Module, Sequence[nn.Module], DeviceMesh, bool], nn.Module]] = {
