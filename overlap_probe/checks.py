@@ -1,8 +1,8 @@
 """Judges a run: parses check expressions and holds every rank and window against them.
 
 The idea: a check is ``METRIC OP VALUE`` parsed once into an object, before any trace is read; it is held against each
-window of each rank, and whatever cannot be answered (nothing to measure, records lost, ranks missing) is inconclusive,
-which is never a pass (design, section 5). The verdict is the worst rank's.
+window of each rank, and whatever cannot be answered (nothing to measure, records lost, ranks missing, no core for a
+thread: `starvation`) is inconclusive, which is never a pass (design, section 5). The verdict is the worst rank's.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from overlap_probe.results import (
     Verdict,
     Window,
 )
+from overlap_probe.starvation import too_busy, value_at_best
 from overlap_probe.units import duration
 
 METRICS = ("overlaps", "hidden", "exposed", "stalled", "net_hidden", "slowdown")
@@ -117,6 +118,10 @@ def _value(text: str, metric: str, value: str) -> tuple[float | None, str]:
         raise CheckSyntaxError(
             f"check {text!r}: {metric} is a time; say {value}% of the collectives' time or a duration like {value}us"
         )
+    if unit == "%" and number > 100 and metric != "slowdown":
+        raise CheckSyntaxError(
+            f"check {text!r}: {metric} is a part of the collectives' time, so at most 100%; give one up to that"
+        )
     if unit == "%" or metric == "overlaps":
         return number, unit
     return float(Fraction(match["number"]) * _DURATION_NS.get(unit, 1)), "ns"
@@ -196,8 +201,14 @@ def _hold(check: Check, rank: Analysis, window: Window) -> Finding:
         share = f"{100 * amount / totals.time_ns:.1f} % of the {where}' {duration(totals.time_ns)}"
         said = f"{check.metric} is {duration(amount)}, {share}"
         wanted = f"{limit:g} %" if check.unit == "%" else duration(int(limit))
-    holds = OPERATORS[check.compare](value, limit)
-    return finding("pass" if holds else "fail", f"{said}, wanted {check.compare} {wanted}", value, limit)
+    said = f"{said}, wanted {check.compare} {wanted}"
+    compare = OPERATORS[check.compare]
+    if compare(value, limit):
+        return finding("pass", said, value, limit)
+    starved = [c for c in some if c.starved_ns is not None]
+    if starved and compare(value_at_best(check.metric, check.unit, value, totals, starved), limit):
+        return finding("inconclusive", f"{said}; {too_busy(starved)}", value, limit)
+    return finding("fail", said, value, limit)
 
 
 def _scope(check: Check, window: Window) -> tuple[Phase | None, list[Collective]]:
@@ -234,7 +245,8 @@ def _overlaps(check: Check, totals: Totals, phase: Phase | None, where: str) -> 
     if check.limit is not None:
         return found, check.limit, f"{found} of {totals.count} {where} overlap a GEMM"
     missing = "two units below the root" if phase is not None else "a phase and units"
-    return found, None, f"no label names {missing}, so auto has nothing to expect; give a number: 'overlaps >= N'"
+    why = f"no label names {missing} for the {totals.count} {where}, so auto has nothing to expect"
+    return found, None, f"{why}; give a number: 'overlaps >= N'"
 
 
 def _quorum(check: Check, rank: Analysis, held: Sequence[Finding], quorum: AtLeast) -> Finding:

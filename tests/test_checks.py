@@ -59,6 +59,9 @@ def test_a_check_is_metric_operator_value_with_a_scope_in_front(text, parsed):
         ("hidden >= 80min", "no value"),
         ("hidden >= -5us", "no value"),
         ("hidden >= nan", "no value"),
+        ("hidden >= 500%", "at most 100%"),
+        ("exposed <= 100.1%", "at most 100%"),
+        ("net_hidden >= 101%", "at most 100%"),
         ("sideways.hidden >= 1us", "no scope 'sideways'"),
         ("all_gather.forward.hidden >= 1us", "no scope 'forward'"),
         ("all_gather.overlaps >= auto", "needs a phase"),
@@ -444,3 +447,7 @@ def test_a_serial_run_is_the_negative_control():
     verdict = judged(t, "overlaps >= auto")
     assert verdict.status == "fail"
     assert "serial" in " ".join(verdict.findings[0].evidence)
+
+
+def test_a_slowdown_may_be_longer_than_the_collectives():
+    assert parse_check("slowdown <= 150%").limit == 150
