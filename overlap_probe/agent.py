@@ -14,6 +14,7 @@ from typing import Any
 
 from overlap_probe.errors import LaunchError
 from overlap_probe.job import Job, LaunchOptions, command, end_with_parent, signal_group
+from overlap_probe.profilers import PROFILERS
 from overlap_probe.progress import PROGRESS, to_file
 from overlap_probe.ranks_at_work import RanksAtWork
 from overlap_probe.worker import choose_device
@@ -49,7 +50,7 @@ def _launch(job: Job) -> None:
     os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(SHUTDOWN_S)
     if options.nnodes == 1:
         _use_loopback()
-    python, *arguments = command("overlap_probe.worker")
+    python, *arguments = command(PROFILERS[options.profiler].rank_module)
     try:
         elastic_launch(LaunchConfig(**launch_config(options)), python)(*arguments)
     except ChildFailedError as error:

@@ -1,14 +1,14 @@
 """Profile a few steps of a training loop, on each rank, into one trace a rank (design, section 7).
 
 The idea: a `Recorder` counts steps. It profiles `steps` of them after `warmup`, waits for the device while the profiler
-is still on (else the last kernels are lost), writes the trace under a temporary name, and from then on does nothing.
+is still on (else the last kernels are lost), has the trace written, and from then on does nothing. It does not care who
+records: `TorchRecording` and, where Nsight Systems records this process, `NsysRecording` have the same methods.
 With `capture` the loop calls it; `capture_optimizer_steps` calls it after each optimizer step of an unchanged script.
 """
 
 from __future__ import annotations
 
 import contextlib
-import gzip
 import os
 import warnings
 import weakref
@@ -16,16 +16,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from overlap_probe.errors import OverlapProbeError
+from overlap_probe.nsys_recording import NsysRecording, nsys_records
 from overlap_probe.progress import PROGRESS
 from overlap_probe.record import describe_rank
+from overlap_probe.torch_recording import CaptureError, TorchRecording
+
+__all__ = ["OUT_VARIABLE", "CaptureError", "capture", "capture_optimizer_steps"]
 
 OUT_VARIABLE = "OVERLAP_PROBE_OUT"
 """Environment variable that names the folder of traces; `overlap_probe run` sets it for the scripts that it runs."""
-
-
-class CaptureError(OverlapProbeError):
-    """A trace could not be recorded or written."""
 
 
 @contextlib.contextmanager
@@ -120,57 +119,45 @@ class Recorder:
         """Steps of the warm-up that are recorded, too: recording begins on an idle device, so the host is late in the
         first step, as it never is in training. That step is in the trace, but is no window."""
         self.count = 0
-        self._profile: Any = None
+        self._recording: TorchRecording | NsysRecording | None = None
 
     def start(self) -> None:
-        """Begin to count; recording itself begins after the warm-up.
-
-        The last but one step of the warm-up runs with the profiler already warm; the last one is the lead-in.
-        """
-        from torch.profiler import ProfilerActivity, profile, schedule, supported_activities
-
+        """Begin to count; recording itself begins after the warm-up."""
         if Recorder._active is not None:
             raise CaptureError("capture: another capture of this process is still recording; end it first")
-        self._check_is_alone(recording=False)
-        supported = supported_activities()  # type: ignore[no-untyped-call]
-        warm = min(self.warmup, 1)
-        wait, active = self.warmup - warm - self.lead_in, self.steps + self.lead_in
-        self._profile = profile(
-            activities=supported & {ProfilerActivity.CPU, ProfilerActivity.CUDA},
-            schedule=schedule(wait=wait, warmup=warm, active=active, repeat=1),
-            record_shapes=True,
-        )
+        kind = NsysRecording if nsys_records() else TorchRecording
+        recording = kind(warmup=self.warmup, steps=self.steps, lead_in=self.lead_in)
+        self._check_is_alone(recording, begun=False)
+        self._recording = recording
         Recorder._active = self
-        self._profile.start()
+        recording.start()
         PROGRESS.report("state", "warm-up" if self.warmup else f"step 1/{self.steps}")
 
     def step(self) -> None:
         """End a step. Waits for the device where recording begins and ends, and nowhere else."""
         PROGRESS.beat()
-        if self._profile is None:
+        recording = self._recording
+        if recording is None:
             return
         self.count += 1
         done = self.count - self.warmup
         if done in (-self.lead_in, self.steps):
             _wait_for_device()
-        self._check_is_alone(recording=done > -self.lead_in)
-        self._profile.step()
+        self._check_is_alone(recording, begun=done > -self.lead_in)
+        recording.step()
         if done == self.steps:
             self._end(write=True)
         elif done >= 0:
             PROGRESS.report("state", f"step {done + 1}/{self.steps}")
 
-    def _check_is_alone(self, *, recording: bool) -> None:
-        """Only one profiler can record; torch lets a second one empty the first without a word."""
-        import torch
-
-        if torch.autograd._profiler_enabled() != recording:  # type: ignore[attr-defined]
+    def _check_is_alone(self, recording: TorchRecording | NsysRecording, *, begun: bool) -> None:
+        if not recording.is_alone(recording=begun):
             self.cancel()
             raise CaptureError("capture: another profiler works in this process; leave it out while capturing")
 
     def finish(self) -> None:
         """The loop is over. Without enough steps, writes those there were and says so."""
-        if self._profile is None:
+        if self._recording is None:
             return
         done = self.count - self.warmup
         note = (
@@ -184,20 +171,18 @@ class Recorder:
 
     def cancel(self) -> None:
         """Stop without writing anything."""
-        if self._profile is not None:
+        if self._recording is not None:
             self._end(write=False)
 
     def _end(self, *, write: bool) -> None:
-        profile, self._profile = self._profile, None
+        recording, self._recording = self._recording, None
         Recorder._active = None
-        profile.stop()
+        assert recording is not None
+        recording.stop()
         if write:
             PROGRESS.report("state", "writing")
-            no_windows = {"lead-in step": self.warmup - 1 if self.lead_in else None}
-            no_windows["unfinished step"] = self.count if self.count < self.warmup + self.steps else None
-            path = _write_trace(profile, self.folder, no_windows)
+            recording.write(self.folder, self.count if self.count < self.warmup + self.steps else None)
             PROGRESS.report("info", describe_rank())
-            PROGRESS.report("wrote", path.name)
 
 
 def _wait_for_device() -> None:
@@ -205,54 +190,3 @@ def _wait_for_device() -> None:
 
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
-
-
-def current_rank() -> int:
-    """This process's rank: the process group's, else the environment's, else 0."""
-    import torch.distributed as dist
-
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank()
-    return int(os.environ.get("RANK", "0"))
-
-
-def _write_trace(profile: Any, folder: Path, no_windows: dict[str, int | None]) -> Path:
-    """Write what ``profile`` recorded as ``rank{R}.json.gz``, whole or not at all.
-
-    The profiler opens a range for each step, whether it counts or not. ``no_windows`` gives another name to the range
-    of some step, by number, so that nobody takes it for a window.
-    """
-    path = folder / f"rank{current_rank()}.json.gz"
-    exported = folder / f".{path.stem}.{os.getpid()}.tmp"
-    packed = exported.with_suffix(".gz.tmp")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        profile.export_chrome_trace(os.path.relpath(exported))
-        _check_is_whole(exported)
-        names = {
-            b'"ProfilerStep#%d"' % step: b'"%s"' % name.encode()
-            for name, step in no_windows.items()
-            if step is not None
-        }
-        with exported.open("rb") as source, gzip.open(packed, "wb", compresslevel=5) as target:
-            for line in source:  # the exporter writes an event in a few lines
-                for old, new in names.items():
-                    line = line.replace(old, new) if b"ProfilerStep#" in line else line
-                target.write(line)
-        os.replace(packed, path)
-    except OSError as error:
-        reason = error.strerror or error
-        raise CaptureError(f"{path}: cannot be written: {reason}; free some space or choose another folder") from error
-    finally:
-        for leftover in (exported, packed):
-            with contextlib.suppress(OSError):
-                leftover.unlink()
-    return path
-
-
-def _check_is_whole(exported: Path) -> None:
-    """The profiler's own writer says nothing when the disk is full: the file just ends early."""
-    with exported.open("rb") as file:
-        file.seek(max(0, exported.stat().st_size - 16))
-        if not file.read().rstrip().endswith(b"}"):
-            raise OSError(f"the profiler wrote only {exported.stat().st_size} bytes of it")

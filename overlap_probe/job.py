@@ -25,6 +25,7 @@ STACK_SIGNAL = signal.SIGUSR1
 """Makes a rank print where it is, even if it hangs."""
 
 DEVICES = ("auto", "cpu", "cuda")
+PROFILERS = ("torch", "nsys")
 
 MOST_RANKS_PER_CORE = 16
 """More ranks on a host than this for each core would not even start in a reasonable time."""
@@ -44,6 +45,8 @@ class LaunchOptions:
     """The run's folder. Default: ``overlap_probe_runs/<UTC time>``; needed where several commands make one run."""
     device: str = "auto"
     """auto, cpu or cuda: where the built-in workload runs."""
+    profiler: str = "torch"
+    """torch (torch.profiler, inside each rank) or nsys (Nsight Systems, around each rank): see `profilers`."""
     warmup: int = 2
     steps: int = 3
     timeout: float = 300.0
@@ -82,6 +85,8 @@ class LaunchOptions:
             raise LaunchError(f"--timeout: expected seconds, more than 0, got {self.timeout:g}")
         if self.device not in DEVICES:
             raise LaunchError(f"--device: expected one of {', '.join(DEVICES)}, got {self.device}")
+        if self.profiler not in PROFILERS:
+            raise LaunchError(f"--profiler: expected one of {', '.join(PROFILERS)}, got {self.profiler}")
         if self.script and self.target:
             raise LaunchError("--target: cannot be used together with a script; leave one of them out")
         if self.target and not all(self.target.rpartition(":")[::2]):
@@ -103,11 +108,13 @@ class Job:
     folder: Path
     sys_path: tuple[str, ...]
     parent: int
-    """Process id of the direct parent."""
+    """Process id of the one that started this one, directly or through a profiler."""
     token: str
     """Tells this run's reports from those of an earlier run, or of another host, in the same folder."""
     device: str | None = None
     """cpu or cuda once decided; None for a user's script, which decides for itself."""
+    reports: str | None = None
+    """File of the rank's reports where another process passes them on; None: among the logs."""
 
     @property
     def logs(self) -> Path:
@@ -118,6 +125,10 @@ class Job:
     def agent_name(self) -> str:
         """Name of the agent's files among the logs: hosts may share the folder."""
         return "launcher" if self.options.nnodes == 1 else f"launcher-{self.token[:8]}"
+
+    def reports_of(self, rank: int) -> Path:
+        """The file that the rank's process reports to."""
+        return Path(self.reports) if self.reports else self.logs / f"rank{rank}.jsonl"
 
     def environment(self) -> dict[str, str]:
         """The variable that carries this job to a process started with `command`."""
@@ -157,17 +168,28 @@ def end_with_parent(parent: int, end: Callable[[], None]) -> None:
     At the latest when this process exits: without its parent it may do so early, for want of its peers.
     """
 
+    def gone() -> bool:
+        return os.getppid() != parent and not _lives(parent)
+
     def watch() -> None:
-        while os.getppid() == parent:
+        while not gone():
             time.sleep(0.2)
         end()
 
     def last_look() -> None:
-        if os.getppid() != parent:
+        if gone():
             end()
 
     threading.Thread(target=watch, name="end with parent", daemon=True).start()
     atexit.register(last_look)
+
+
+def _lives(process: int) -> bool:
+    """Whether a process that is not the parent runs; one that has ended and that nobody has collected does not."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def signal_group(group: int, number: signal.Signals) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 
 from overlap_probe.errors import LaunchError, OverlapProbeError
 from overlap_probe.job import Job, LaunchOptions, search_path
+from overlap_probe.profilers import PROFILERS
 from overlap_probe.progress import PROGRESS, Event
 from overlap_probe.ranks_at_work import Reports
 from overlap_probe.record import RunRecord, without_folders
@@ -32,7 +33,8 @@ OnProgress = Callable[[str], None]
 
 
 def run(options: LaunchOptions, on_progress: OnProgress = lambda text: None) -> RunRecord:
-    """Run the workload and leave ``rank{R}.json.gz`` of every rank of this host in the run's folder.
+    """Run the workload and leave the trace of every rank of this host in the run's folder: ``rank{R}.json.gz``, or
+    ``rank{R}.sqlite`` if Nsight Systems records it.
 
     In an environment that a launcher such as torchrun has prepared (RANK and WORLD_SIZE are set) this process becomes
     that rank instead of launching any, and imports torch. Then, as with several hosts, only the caller whose record
@@ -40,11 +42,13 @@ def run(options: LaunchOptions, on_progress: OnProgress = lambda text: None) -> 
 
     Raises:
         LaunchInterrupted: SIGINT, SIGTERM or SIGHUP came; everything that was started has ended.
-        LaunchError: the workload cannot be started, or a rank died, hung or left no trace; the text names the rank.
+        LaunchError: the workload cannot be started, the profiler is not there, or a rank died, hung or left no trace;
+            the text names the rank.
     """
     if options.script and options.script[0] != "-m" and not Path(options.script[0]).is_file():
         raise LaunchError(f"{options.script[0]}: there is no such script; give its path from the current folder")
     started, clock = datetime.datetime.now(datetime.timezone.utc), time.monotonic()
+    versions = PROFILERS[options.profiler].versions()
     is_rank = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     folder = _make_folder(options, started, shared=is_rank or options.nnodes > 1)
     ranks, notes = _be_a_rank(options, folder, on_progress) if is_rank else _launch(options, folder, on_progress)
@@ -56,7 +60,7 @@ def run(options: LaunchOptions, on_progress: OnProgress = lambda text: None) -> 
         arguments={**_arguments(options), **first.get("arguments", {})},
         world_size=first["world_size"],
         hosts=first["hosts"],
-        versions=first["versions"],
+        versions={**first["versions"], **versions},
         devices=[rank.info["device"] for rank in ranks],
         backend=first["backend"],
         notes=list(dict.fromkeys([*notes, *(note for rank in ranks for note in rank.notes)])),
@@ -77,23 +81,25 @@ def _launch(options: LaunchOptions, folder: Path, on_progress: OnProgress) -> tu
 
 def _be_a_rank(options: LaunchOptions, folder: Path, on_progress: OnProgress) -> tuple[list[Reports], list[str]]:
     """This process is the rank; whoever started it watches over it."""
-    from overlap_probe.worker import choose_device, run_rank
+    from overlap_probe.worker import choose_device
 
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    reports = Reports(rank)
+    reports, profiler = Reports(rank), PROFILERS[options.profiler]
 
     def listen(event: Event) -> None:
         reports.take(event)
         if event.kind in ("state", "note") and rank == 0:
             on_progress(f"rank 0: {event.value}")
 
-    _trace(folder, rank).unlink(missing_ok=True)
+    for any_profiler in PROFILERS.values():
+        (folder / f"rank{rank}{any_profiler.ending}").unlink(missing_ok=True)
     PROGRESS.listener = listen
     try:
         device, note = choose_device(options, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         if note:
             PROGRESS.report("note", note)
-        run_rank(options, folder, device)
+        job = Job(options, folder.absolute(), search_path(), parent=os.getppid(), token=uuid.uuid4().hex, device=device)
+        profiler.be_rank(job, rank)
     except SystemExit as leaving:
         raise LaunchError(f"rank {rank} ended with exit code {leaving.code}; {reports.last_report()}") from leaving
     except OverlapProbeError:
@@ -107,21 +113,16 @@ def _be_a_rank(options: LaunchOptions, folder: Path, on_progress: OnProgress) ->
     if not reports.wrote:
         raise LaunchError(f"rank {rank} left no trace: {'; '.join(reports.notes) or 'it captured no step'}")
     if rank == 0:
-        _wait_for_traces(folder, range(world), options.timeout)
+        _wait_for_traces([folder / f"rank{other}{profiler.ending}" for other in range(world)], options.timeout)
     return [reports], []
 
 
-def _trace(folder: Path, rank: int) -> Path:
-    return folder / f"rank{rank}.json.gz"
-
-
-def _wait_for_traces(folder: Path, ranks: range, timeout: float) -> None:
+def _wait_for_traces(traces: list[Path], timeout: float) -> None:
     limit = time.monotonic() + timeout
-    while missing := [rank for rank in ranks if not _trace(folder, rank).exists()]:
+    while missing := [trace.name for trace in traces if not trace.exists()]:
         if time.monotonic() > limit:
-            names = ", ".join(map(str, missing))
             raise LaunchError(
-                f"{folder}: no trace of rank {names} after {timeout:g} s; is the folder shared by all hosts?"
+                f"{traces[0].parent}: no {', '.join(missing)} after {timeout:g} s; is the folder shared by all hosts?"
             )
         time.sleep(0.1)
 
@@ -134,8 +135,9 @@ def _make_folder(options: LaunchOptions, started: datetime.datetime, *, shared: 
     try:
         (folder / "logs").mkdir(parents=True, exist_ok=True)
         if not shared:
-            for old in [*folder.glob("rank*.json.gz"), *(folder / "logs").glob("*")]:
-                if re.fullmatch(r"rank\d+\.json\.gz|(rank\d+|launcher)\.(jsonl|log)", old.name):
+            endings = "|".join(re.escape(profiler.ending) for profiler in PROFILERS.values())
+            for old in [*folder.glob("rank*"), *(folder / "logs").glob("*")]:
+                if re.fullmatch(rf"rank\d+({endings})|(rank\d+|launcher)(\.nsys)?\.(jsonl|log)", old.name):
                     old.unlink()
     except OSError as error:
         raise LaunchError(f"{folder}: cannot be written: {error.strerror}; choose another folder with -o") from error

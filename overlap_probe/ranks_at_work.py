@@ -62,7 +62,8 @@ class Rank(Reports):
     """A rank in a process of its own: its reports, and whether it lives."""
 
     process: int = field(kw_only=True)
-    """Id of its process, and of the process group that holds its children too."""
+    """Id of its process, and of the process group that holds its children too. It may come to be another's: where a
+    profiler starts the process that trains, that one reports itself, too."""
     log: Path = field(kw_only=True)
     """Its output."""
     follower: Follower = field(kw_only=True)
@@ -73,6 +74,11 @@ class Rank(Reports):
     _signs: tuple[object, ...] = ()
     _output_end: int | None = None
     """Bytes of the log before the stack that was asked for."""
+
+    def take(self, event: Event) -> None:
+        if event.kind == "pid":
+            self.process = event.value["pid"]
+        Reports.take(self, event)
 
     def look_for_signs(self) -> None:
         """A heartbeat, a report or a line of output moves the files' times."""

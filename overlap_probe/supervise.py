@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from overlap_probe.errors import LaunchError
 from overlap_probe.job import Job, command, signal_group
+from overlap_probe.profilers import PROFILERS
 from overlap_probe.progress import Follower
 from overlap_probe.ranks_at_work import RanksAtWork, how_it_ended, last_lines, to_blame
 
@@ -89,8 +90,7 @@ class Supervisor:
         self._work.update()
         self._work.signal(signal.SIGKILL)
         for rank in self._work.all:
-            for unfinished in self._job.folder.glob(f".rank{rank.number}.*.tmp"):
-                unfinished.unlink(missing_ok=True)
+            PROFILERS[self._job.options.profiler].clean_up(self._job, rank.number)
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 

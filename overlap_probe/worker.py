@@ -28,10 +28,10 @@ def main() -> None:
     """Entry of a rank's process: reports to the launcher, ends with it, and exits as the workload did."""
     job = Job.take()
     rank = int(os.environ["RANK"])
-    _redirect_output(job.logs / f"rank{rank}.log")
+    redirect_output(job.logs / f"rank{rank}.log")
     faulthandler.register(STACK_SIGNAL)
     end_with_parent(job.parent, lambda: signal_group(os.getpgrp(), signal.SIGKILL))
-    PROGRESS.listener = to_file(job.logs / f"rank{rank}.jsonl")
+    PROGRESS.listener = to_file(job.reports_of(rank))
     PROGRESS.report("pid", {"pid": os.getpid(), "token": job.token})
     try:
         run_rank(job.options, job.folder, job.device)
@@ -143,7 +143,7 @@ def _run_script(script: tuple[str, ...]) -> Callable[[], Any]:
     return lambda: runpy.run_path(script[0], run_name="__main__")
 
 
-def _redirect_output(log: Path) -> None:
+def redirect_output(log: Path) -> None:
     """From here on everything that this process and its children print goes into ``log``."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
     os.dup2(descriptor, 1)

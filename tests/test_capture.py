@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
+import os
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -62,6 +65,31 @@ def test_profiles_the_steps_after_the_warm_up_with_shapes(tmp_path: Path) -> Non
     linears = [e for e in events(trace) if e["name"] == "aten::addmm"]
     assert len(linears) == 4  # one a step, and one of the lead-in, the last step of the warm-up
     assert all("Input Dims" in e["args"] for e in linears)
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this system does not count")
+def test_waits_for_a_core_are_recorded_in_the_steps_that_are_and_nothing_goes_on_after_them(tmp_path: Path) -> None:
+    def samplers() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if thread.name == "run_queue"]
+
+    with capture(tmp_path, warmup=2, steps=1) as step:
+        assert samplers() == []
+        step()
+        assert len(samplers()) == 1  # the lead-in is recorded
+        step()
+        step()
+        assert samplers() == []
+    with gzip.open(tmp_path / "rank0.json.gz", "rt") as file:
+        said = json.load(file)["overlap_probe"]
+    assert (said["process"], isinstance(said["waits"], dict)) == (os.getpid(), True)
+    for mistake in (None, KeyError):
+        with contextlib.suppress(KeyError), warnings.catch_warnings(), capture(tmp_path, warmup=1, steps=9) as step:
+            warnings.simplefilter("ignore")
+            step()
+            assert len(samplers()) == 1
+            if mistake:
+                raise mistake
+        assert samplers() == []
 
 
 def test_trace_is_written_at_the_last_step_and_later_steps_do_nothing(tmp_path: Path) -> None:

@@ -67,6 +67,16 @@ def test_builtin_workload_leaves_a_trace_of_each_rank_and_says_how_it_ran(tmp_pa
         assert steps_of(content) == ["ProfilerStep#1", "ProfilerStep#2"]
         gathers = [e for e in content["traceEvents"] if e["name"] == "gloo:all_gather"]
         assert len(gathers) >= 2 * 3  # in both steps the root and two children are gathered at least once
+        if Path("/proc/self/schedstat").exists():
+            # Who waited for a core is in the trace, by the same process and threads and on the same clock.
+            assert content["overlap_probe"]["process"] in {e["pid"] for e in gathers}
+            waits = content["overlap_probe"]["waits"]
+            rows = [e for e in content["traceEvents"] if e.get("cat") in ("cpu_op", "user_annotation")]
+            assert not waits or {int(thread) for thread in waits} & {e["tid"] for e in rows}
+            base = content["baseTimeNanoseconds"]
+            ends = [end - base for some in waits.values() for _, end, _ in some]
+            first, last = min(e["ts"] for e in rows), max(e["ts"] + e["dur"] for e in rows)
+            assert all(1000 * first - 10**9 < end < 1000 * last + 10**9 for end in ends)
 
     kept = json.loads(json.dumps(record.to_dict()))
     assert (kept["workload"], kept["world_size"], kept["hosts"], kept["backend"]) == ("built-in", 2, 1, "gloo")

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from overlap_probe.commands.common import EXIT_CODES, Checks, check_options, reading_options, show, take_reading
-from overlap_probe.job import DEVICES, LaunchOptions
+from overlap_probe.job import DEVICES, PROFILERS, LaunchOptions
 from overlap_probe.runs import make_run
 
 DEFAULT_CHECKS = ("overlaps >= auto",)
@@ -37,6 +37,13 @@ DEFAULT_CHECKS = ("overlaps >= auto",)
 @click.option("--children", type=int, default=4, show_default=True, help="Units below the root.")
 @click.option("--dim", type=int, help="Rows and columns of each weight. [default: 2048 on a CPU, 4096 on a GPU]")
 @click.option("--batch", type=int, help="Rows of the input. [default: 256 on a CPU, 32768 on a GPU]")
+@click.option(
+    "--profiler",
+    type=click.Choice(PROFILERS),
+    default="torch",
+    show_default=True,
+    help="Who records: torch.profiler in each rank, or Nsight Systems around each (needs nsys on the PATH).",
+)
 @click.option("--warmup", type=int, default=2, show_default=True, help="Steps before the profiler starts.")
 @click.option("--steps", type=int, default=3, show_default=True, help="Steps that are profiled.")
 @click.option(
