@@ -19,7 +19,7 @@ from overlap_probe.labels import Label, LabelReader
 from overlap_probe.nesting import Nesting
 from overlap_probe.options import Options
 from overlap_probe.results import OPS
-from overlap_probe.tables import CPU_COLLECTIVE, I8, I64, KERNEL, MEMCPY, MEMSET, NO_TIME, OPERATOR, Bool, Trace
+from overlap_probe.tables import CPU_COLLECTIVE, I8, I32, I64, KERNEL, MEMCPY, MEMSET, NO_TIME, OPERATOR, Bool, Trace
 
 BY_RULE, BY_OPERATION, BY_LABEL, BY_NAME = range(4)
 FOUND_BY = ("rule", "operation", "label", "name")
@@ -45,6 +45,8 @@ class Classified:
     phases: tuple[str, ...]
     occasions: tuple[int, ...]
     """Row of the label that named the unit, -1 for none: calls under one label belong to one gathering of the unit."""
+    by_order: bool = False
+    """No label names a unit: a unit is a place in the order of calls, and nobody's child (`order`)."""
 
     @cached_property
     def count(self) -> int:
@@ -78,6 +80,16 @@ def classify(trace: Trace, options: Options) -> Classified:
         phases=tuple(labels.phase[r] or "unknown" if r >= 0 else "unknown" for r in around),
         occasions=tuple(labels.named_unit[r] if r >= 0 else -1 for r in around),
     )
+
+
+def launches(trace: Trace, rows: I64) -> tuple[I32, I64]:
+    """Host thread and moment of the launch of some activities; their operation's, else NO_TIME, where it is unknown."""
+    activities = trace.activities
+    at = activities.launch_ns[rows].copy()
+    operation = activities.operation[rows]
+    by_operation = (at == NO_TIME) & (operation >= 0)
+    at[by_operation] = trace.operations.start_ns[operation[by_operation]]
+    return activities.launch_thread[rows], at
 
 
 def _witnesses(trace: Trace, names: _Names, labels: _Labels) -> tuple[I64, I64, I64]:
@@ -179,12 +191,7 @@ class _Labels:
 
     def around(self, trace: Trace, rows: I64) -> I64:
         """Row of the innermost label around the launch of each activity (its operation, where no launch is known)."""
-        activities = trace.activities
-        at = activities.launch_ns[rows].copy()
-        operation = activities.operation[rows]
-        by_operation = (at == NO_TIME) & (operation >= 0)
-        at[by_operation] = trace.operations.start_ns[operation[by_operation]]
-        return np.where(at == NO_TIME, -1, self.nesting.innermost(activities.launch_thread[rows], at))
+        return self.nesting.innermost(*launches(trace, rows))
 
     def claims(self, call: I64, around: I64, kind: I8, found_by: I64, gemm: Bool) -> Bool:
         """Activities that a label makes part of its collective: the strongest candidates of its range."""

@@ -93,8 +93,12 @@ def _is_in(change: Change, rank: RankSamples, scope: str) -> bool:
 def headline(compared: Diff, verdict: Verdict | None) -> str:
     """What decides, in one line without the verdict's status."""
     if verdict is None:
-        return f"{plural(len(compared.pairs), 'rank')} compared; nothing was asked to fail on"
+        try_this = f"try --fail-on {DEFAULT_FAIL_ON[-1]!r}"
+        return f"{plural(len(compared.pairs), 'rank')} compared; nothing was asked to fail on; {try_this}"
     deciding = [finding for finding in verdict.findings if finding.status == verdict.status]
-    worst = max(deciding, key=lambda f: abs((f.value or 0) - (f.limit or 0)))
-    where = f"{worst.check}: {named(worst.trace)}: " if worst.check else ""
-    return f"{where}{worst.message} ({len(deciding)} of {plural(len(verdict.findings), 'finding')})"
+    nearest_first = sorted(deciding, key=lambda f: abs((f.value or 0) - (f.limit or 0)))
+    passed, total = verdict.status == "pass", len(verdict.findings)
+    shown = nearest_first[0 if passed else -1]
+    where = f"{shown.check}: {named(shown.trace)}: " if shown.check else ""
+    agree = f"all {total} checks hold; this is the tightest" if passed else f"{len(deciding)} of {total} findings"
+    return f"{where}{shown.message}" + (f" ({agree})" if total > 1 else "")

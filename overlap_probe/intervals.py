@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from overlap_probe.tables import I64, Bool
+from overlap_probe.tables import I64
 
 
 @dataclass(frozen=True)
@@ -112,12 +112,3 @@ def subtract(a: Intervals, b: Intervals) -> Intervals:
     gaps_end = np.concatenate((b.start_ns, [high]))
     real = gaps_end > gaps_start
     return intersect(a, Intervals(gaps_start[real], gaps_end[real]))
-
-
-def contains(times: Intervals, at_ns: I64) -> Bool:
-    """Whether each moment lies in the set."""
-    if not len(times):
-        return np.zeros(len(at_ns), np.bool_)
-    row = np.searchsorted(times.start_ns, at_ns, side="right") - 1
-    result: Bool = (row >= 0) & (at_ns < times.end_ns[np.maximum(row, 0)])
-    return result

@@ -46,6 +46,10 @@ _NOT_A_GEMM = re.compile(
 )
 _GEMM_KERNEL = re.compile(r"nvjet|(?<!fb)gemm|cijk_|cutlass::kernel|matmul|^triton_(?:mm|bmm|tem_\w*mm)", re.IGNORECASE)
 
+_BACKWARD = re.compile(r"^autograd::engine::evaluate_function: |^CompiledFunctionBackward$")
+_FORWARD = "CompiledFunction"
+"""What AOTAutograd calls the autograd function of a compiled graph that is trained: its forward."""
+
 _COMPUTE_OPERATOR = re.compile(r"^(?!c10d::|_c10d_functional|autograd::|profiler::)\w+::\w+$")
 _MOVES_NO_DATA = frozenset(
     "aten::" + name
@@ -123,6 +127,12 @@ def is_c10d_call(name: str) -> bool:
 def is_matmul_operation(name: str) -> bool:
     """Whether a host operation multiplies matrices."""
     return bool(_MATMUL_OPERATION.match(name))
+
+
+@cache
+def phase_of_operation(name: str) -> str | None:
+    """``forward`` or ``backward``, where a host operation says by itself which of the two runs in it."""
+    return "backward" if _BACKWARD.match(name) else "forward" if name == _FORWARD else None
 
 
 @cache

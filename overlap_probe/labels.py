@@ -3,6 +3,7 @@
 The idea: every FSDP says in the name of a range what happens inside; a grammar is one regular expression whose named
 groups ``op``, ``unit`` and ``phase`` are read into the same three facts, so adding a runtime is adding a row.
 Sources: PyTorch FSDP2 (``torch/distributed/fsdp/_fully_shard``, ``record_function`` names), Megatron-FSDP v2 (NVTX),
+DeepSpeed (NVTX: ``deepspeed/utils/nvtx.py`` and the functions in ``deepspeed/runtime`` that it decorates),
 ProcessGroupNCCL and gloo (``nccl:*``, ``gloo:*``), NCCL's own NVTX domain, fsdp_runtime/labels.py.
 """
 
@@ -49,6 +50,12 @@ def _fsdp2(match: re.Match[str]) -> Label:
     return Label(op, unit, phase)
 
 
+def _zero3(match: re.Match[str]) -> Label:
+    """The qualified name of a Python function; no such name holds a unit."""
+    op, engine, hook = match["op"], match["engine"], match["hook"]
+    return Label(kind_of(op) if op else None, None, "backward" if hook else engine)
+
+
 GRAMMARS: tuple[tuple[str, re.Pattern[str], Callable[[re.Match[str]], Label]], ...] = (
     ("FSDP2", re.compile(r"FSDP::(?P<event>\w+)(?: for .*| \((?P<unit>.*)\))?", re.DOTALL), _fsdp2),
     (
@@ -61,6 +68,20 @@ GRAMMARS: tuple[tuple[str, re.Pattern[str], Callable[[re.Match[str]], Label]], .
         _named,
     ),
     ("Megatron-FSDP v2", re.compile(r"MFSDP (?:<root>|(?P<unit>.+)) (?P<phase>forward|backward)", re.DOTALL), _named),
+    (
+        "DeepSpeed ZeRO-3",
+        # A gather says nothing of its phase. The forward's lie inside the engine's forward; the backward's inside the
+        # hooks that the autograd engine runs, on a thread of its own. A forward that checkpointing runs again has none.
+        re.compile(
+            r"(?:Init\.\w+\.<locals>\.)?(?P<op>all_?gather|reduce_scatter)_(?:coalesced|fn)"
+            r"|DeepSpeed\w*Engine\.(?P<engine>forward|backward)"
+            r"|(?P<hook>\w+\.(?:\w+\.|<locals>\.)*<locals>\."
+            r"(?:_run_(?:before|after)_backward_function|reduce_partition_and_remove_grads)"
+            r"|DeepSpeedZeroOptimizer_Stage3\.(?:backward|__reduce_and_partition_ipg_grads|__avg_scatter\w*_grads"
+            r"|independent_gradient_partition_epilogue))"
+        ),
+        _zero3,
+    ),
     ("ProcessGroupNCCL", re.compile(r"nccl:(?P<op>\w+)(?: \d+(?:->|<-)\d+)?"), _named),
     (
         "NCCL",

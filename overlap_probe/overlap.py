@@ -16,10 +16,13 @@ from overlap_probe.collectives import FOUND_BY, Classified, classify
 from overlap_probe.cpu_timeline import with_cpu_activities
 from overlap_probe.intervals import Intervals, covered, ranges, union, union_by_group
 from overlap_probe.options import Options
-from overlap_probe.passes import Call, count, number_passes
+from overlap_probe.order import tell_by_order
+from overlap_probe.passes import Call, Count, count, number_passes
 from overlap_probe.pictures import lanes
 from overlap_probe.results import OPS, Analysis, Collective, Phase, Totals, Window
 from overlap_probe.slowdown import Yardstick
+from overlap_probe.sm_activity import activity_of
+from overlap_probe.starvation import find_starved
 from overlap_probe.tables import CPU_COLLECTIVE, I64, KERNEL, NO_TIME, Bool, Trace
 from overlap_probe.windows import Windows, find_windows
 
@@ -36,6 +39,8 @@ def measure(trace: Trace, options: Options | None = None) -> Measured:
     classified = classify(trace, options)
     timeline = Timeline.of(trace, classified)
     windows = find_windows(trace, options.window)
+    classified, notes = tell_by_order(trace, classified, windows.of_activity)
+    trace = replace(trace, notes=(*trace.notes, *notes))
     if options.window and not windows.names:
         missed = f"no range matches the window pattern {options.window.pattern!r}"
         trace = replace(trace, incomplete=(*trace.incomplete, missed))
@@ -46,6 +51,7 @@ def measure(trace: Trace, options: Options | None = None) -> Measured:
         _collectives(trace, classified, timeline, options),
         windows.of_activity,
     )
+    collectives = find_starved(trace, classified.first, timeline.gemm, timeline.compute, collectives)
     return Measured(trace, classified, timeline, windows, tuple(collectives))
 
 
@@ -175,6 +181,7 @@ def _collectives(trace: Trace, classified: Classified, timeline: Timeline, optio
         streams[number].add(stream)
     ops = [OPS[op] for op in classified.op]
     groups, sequences = _calls(trace, classified.first)
+    sm_activity = activity_of(trace.sm_samples, timeline.owner, timeline.pieces, total)
     pass_of = _passes(ops, classified, np.where(launch == NO_TIME, activities.start_ns[classified.first], launch))
     return [
         Collective(
@@ -198,6 +205,8 @@ def _collectives(trace: Trace, classified: Classified, timeline: Timeline, optio
             streams=tuple(sorted(streams[n])),
             group=groups[n],
             sequence=sequences[n],
+            sm_active_percent=sm_activity[n][0],
+            sm_samples=sm_activity[n][1],
             index=n,
         )
         for n, row in enumerate(classified.first)
@@ -270,8 +279,10 @@ def _window(name: str, mine: Sequence[Collective], rows: I64, classified: Classi
 
     def phase(which: str) -> Phase:
         gathers, reduces = of("all_gather", which), of("reduce_scatter", which)
-        gathered = count((c.pass_index, c.unit, c.overlapped) for c in gathers)
-        reduced = count((c.pass_index, c.unit, c.overlapped) for c in reduces)
+        gathered, reduced = Count(), Count()
+        if not classified.by_order:
+            gathered = count((c.pass_index, c.unit, c.overlapped) for c in gathers)
+            reduced = count((c.pass_index, c.unit, c.overlapped) for c in reduces)
         return Phase(
             all_gather=totals(gathers),
             reduce_scatter=totals(reduces),

@@ -87,6 +87,12 @@ class Collective:
     """Process group, where the trace names it."""
     sequence: int | None = None
     """Position of the call in its group, where the trace has it."""
+    sm_active_percent: float | None = None
+    """Mean share of the SMs that had work while it ran; None where the trace has no sample of that time."""
+    sm_samples: int | None = None
+    """Samples that the mean is of; None where the trace has none of its device."""
+    starved_ns: int | None = None
+    """How long a thread of it waited for a core, at most, where that is why it overlaps no GEMM (`starvation`)."""
     index: int = 0
     """Position in the rank's list of all collectives, in order of start."""
 
@@ -200,7 +206,7 @@ class RunAnalysis:
 
     ranks: tuple[Analysis, ...]
     problems: tuple[str, ...] = ()
-    """Why no check on this run may pass: ranks that are missing or appear twice."""
+    """Why no check on this run may pass: ranks that are missing."""
     record: dict[str, Any] = field(default_factory=dict)
     """How the run was made (versions, devices, arguments), where that is known."""
 

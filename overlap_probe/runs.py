@@ -6,6 +6,7 @@ verdict for a CI, and any of them can be made again from the traces alone.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,14 +40,20 @@ def make_run(
     """Launch and judge; None where another process of the run (its rank 0) does the judging.
 
     Raises LaunchError if the ranks did not end well, TraceError if what they left cannot be read.
+    LaunchInterrupted if the user had enough while they are analysed: it says where they are.
     """
+    from overlap_probe.launch import LaunchInterrupted
     from overlap_probe.launch import run as launch
 
     record = launch(launch_options, on_progress)
     if not record.leads:
         return None
     on_progress("analysing")
-    analysed = analyze_run(record.folder, options)
+    try:
+        analysed = analyze_run(record.folder, options)
+    except KeyboardInterrupt as interrupt:
+        safe = f"the traces in {record.folder} are complete; try overlap_probe analyze {record.folder}"
+        raise LaunchInterrupted(signal.SIGINT, f"interrupted while analysing: {safe}") from interrupt
     ranks = tuple(_by_name(rank) for rank in analysed.ranks)
     run = replace(analysed, ranks=ranks, record=record.to_dict())
     verdict = evaluate(run, checks, at_least=at_least)

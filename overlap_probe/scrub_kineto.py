@@ -19,8 +19,10 @@ from msgspec import Raw
 from overlap_probe.readers.bytes_source import read_pieces
 from overlap_probe.readers.json_stream import EventStream
 from overlap_probe.readers.kineto_events import Args, part_of
+from overlap_probe.readers.kineto_metadata import recorded_waits
 from overlap_probe.readers.losses import declared_losses
 from overlap_probe.readers.repair import clean
+from overlap_probe.run_queue import METADATA_KEY
 
 _PIECE_BYTES = 1 << 20
 
@@ -95,6 +97,8 @@ class _Copy:
             kept["distributedInfo"] = _numbers(run) | self._texts(run, "backend", "rank", "world_size")
             if isinstance(groups := run.get("pg_config"), list):
                 kept["distributedInfo"]["pg_config"] = [self._group(g) for g in groups if isinstance(g, dict)]
+        if waits := recorded_waits(metadata):
+            kept[METADATA_KEY] = waits
         still_said = declared_losses(kept)
         said = (text for text in declared_losses(metadata) if text not in still_said)
         losses = [self._without_paths(text.removeprefix("the profiler says: ")) for text in said]

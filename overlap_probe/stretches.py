@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from overlap_probe import kernels
 from overlap_probe.labels import Label, LabelReader
 from overlap_probe.overlap import Measured
 from overlap_probe.results import Collective
-from overlap_probe.tables import CPU_COLLECTIVE, I64, NO_TIME
+from overlap_probe.tables import CPU_COLLECTIVE, I64, NO_TIME, Operations, Ranges
 
 END_OF_TIME = int(np.iinfo(np.int64).max)
 
@@ -115,7 +116,12 @@ def _labels(m: Measured) -> dict[int, Label | None]:
 
 
 def _backward_labels(m: Measured) -> list[int]:
-    """When labels of a backward begin, in order."""
+    """When labels of a backward begin, in order; autograd's own operations, where no label says it."""
     codes = [code for code, label in _labels(m).items() if label and label.phase == "backward"]
-    starts: list[int] = np.sort(m.trace.ranges.start_ns[np.isin(m.trace.ranges.name, codes)]).tolist()
+    rows: Ranges | Operations = m.trace.ranges
+    if not codes:
+        rows = m.trace.operations
+        names = np.unique(rows.name).tolist()
+        codes = [code for code in names if kernels.phase_of_operation(m.trace.names[code]) == "backward"]
+    starts: list[int] = np.sort(rows.start_ns[np.isin(rows.name, codes)]).tolist()
     return starts

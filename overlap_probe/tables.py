@@ -131,6 +131,27 @@ class Ranges(Table):
 
 
 @dataclass(frozen=True, slots=True)
+class Waits(Table):
+    """When host threads were ready to run and had no core, where the capture recorded that (`run_queue`)."""
+
+    start_ns: I64
+    end_ns: I64
+    thread: I32
+    """As in Ranges."""
+    waited_ns: I64
+    """How long, somewhere between start and end."""
+
+
+@dataclass(frozen=True, slots=True)
+class SmSamples(Table):
+    """How busy the device's SMs were, where the profiler sampled that; sorted by time."""
+
+    time_ns: I64
+    percent: I64
+    """Share of the SMs that had work."""
+
+
+@dataclass(frozen=True, slots=True)
 class Device:
     """What is known of the device: its name and number of SMs (None where the trace does not say)."""
 
@@ -167,6 +188,8 @@ class Trace:
     """Ranks of each process group, by its name."""
     notes: tuple[str, ...] = ()
     incomplete: tuple[str, ...] = ()
+    waits: Waits = field(default_factory=lambda: Waits.from_columns(0))
+    sm_samples: SmSamples = field(default_factory=lambda: SmSamples.from_columns(0))
 
     def validate(self) -> None:
         """Raise ValueError where a column is malformed, a code points nowhere, or an activity ends before it starts."""
@@ -176,6 +199,10 @@ class Trace:
                 raise ValueError(f"{type(table).__name__}: a row ends before it starts")
             if len(table) and not (table.name.min() >= 0 and table.name.max() < len(self.names)):
                 raise ValueError(f"{type(table).__name__}.name: a code outside of Trace.names")
+        self.waits.validate()
+        self.sm_samples.validate()
+        if (np.diff(self.sm_samples.time_ns) < 0).any():
+            raise ValueError("SmSamples: not sorted by time_ns")
         if len(self.activities) and self.activities.operation.max() >= len(self.operations):
             raise ValueError("Activities.operation: a row outside of Operations")
         if (np.diff(self.activities.start_ns) < 0).any():

@@ -1,4 +1,4 @@
-"""Makes databases like those of ``nsys export --type sqlite``: small ones by hand, a large one for benchmarks.
+"""Makes databases like those of ``nsys export --type sqlite``: small ones by hand, a large one from a real one.
 
 The idea: a table is what was added to it, with the columns of the schema of Nsight Systems 2024.2 unless a test takes
 some away; a table to which nothing was added is not made, as the exporter does it. Times are us here, ns in the file.
@@ -8,6 +8,7 @@ some away; a table to which nothing was added is not made, as the exporter does 
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import sys
 from pathlib import Path
@@ -57,6 +58,8 @@ class NsysDatabase:
 
     def __init__(self, pid: int = 580) -> None:
         self.pid = pid
+        self.at = 0.0
+        """Added to every time, us: what is added next happens so much later."""
         self.rows: dict[str, list[dict[str, Any]]] = {}
         self._strings: dict[str, int] = {}
         self._correlation = 50
@@ -79,8 +82,8 @@ class NsysDatabase:
         pid, thread = values.pop("pid", self.pid), values.pop("thread", None)
         self._correlation += 1
         row = {
-            "start": _ns(at),
-            "end": _ns(at + 6),
+            "start": _ns(self.at + at),
+            "end": _ns(self.at + at + 6),
             "eventClass": 0,
             "globalTid": global_tid(pid, pid if thread is None else thread),
             "correlationId": self._correlation,
@@ -111,7 +114,12 @@ class NsysDatabase:
     def range(self, text: str | None, start: float, end: float | None, **values: Any) -> None:
         """Add an NVTX range of the main thread (push/pop unless ``eventType`` says otherwise)."""
         pid, thread = values.pop("pid", self.pid), values.pop("thread", None)
-        row = {"start": _ns(start), "end": None if end is None else _ns(end), "eventType": 59, "text": text}
+        row = {
+            "start": _ns(self.at + start),
+            "end": None if end is None else _ns(self.at + end),
+            "eventType": 59,
+            "text": text,
+        }
         row |= {"globalTid": global_tid(pid, pid if thread is None else thread), "domainId": 0}
         self.add("NVTX_EVENTS", **row | values)
 
@@ -125,7 +133,7 @@ class NsysDatabase:
     ) -> dict[str, Any]:
         pid = values.pop("pid", self.pid)
         thread = values.pop("thread", None)
-        row = {"start": _ns(start), "end": _ns(end), "deviceId": 0, "contextId": 1, "streamId": 7}
+        row = {"start": _ns(self.at + start), "end": _ns(self.at + end), "deviceId": 0, "contextId": 1, "streamId": 7}
         self._correlation += 1
         row |= {"globalPid": global_pid(pid), "correlationId": self._correlation}
         if launch is not None:
@@ -165,58 +173,80 @@ def _type(table: str, column: str) -> str:
     return "INTEGER" if is_number else "TEXT"
 
 
+REAL = Path(__file__).resolve().parent / "data" / "nsys2024_gemm_copy.sqlite"
+"""A recording of GEMMs and copies on one GPU, which the large database is made from."""
+
 KERNELS_OF_UNIT, UNITS_OF_STEP = 100, 100
 """Of the large database."""
+
+_EVERY = "WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i + 1 < :count)"
+_GATHER = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 
 
 def write_large(path: Path, kernels: int = 1_000_000) -> Path:
     """A training run: 2 host calls and 2 operator ranges a kernel, and the labels of units and steps.
 
-    A kernel begins every 10 us. The first of a unit is an all-gather of 60 us on stream 21, the others are GEMMs of 9
-    us, so 45 of the 60 us are hidden: 5 GEMMs begin 10 to 50 us after the gather's start, and end before it does.
+    Tables, columns and rows are those of REAL, in which a GEMM, its launch, another of its calls and a range are
+    repeated with other times, texts and correlations; only the name of the all-gather and of the operators are not in
+    it. A kernel begins every 10 us. The first of a unit is an all-gather of 60 us on stream 21, the others are GEMMs of
+    9 us, so 45 of the 60 us are hidden: 5 GEMMs begin 10 to 50 us after the gather's start, and end before it does.
     """
-    small = NsysDatabase()
-    gather, gemm = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "nvjet_sm90_tst_128x256_TNT"
-    small.kernel(gather, 0, 1, 0)
-    small.kernel(gemm, 0, 1, 0)
-    small.range("", 0, 1)
-    small.add("TARGET_INFO_GPU", vmId=VM, id=0, name="NVIDIA H200", smCount=132)
-    launch, query = small.string("cudaLaunchKernel_v7000"), small.string("cudaEventQuery_v3020")
-    small.write(path)
+    shutil.copyfile(REAL, path)
+    path.chmod(0o644)
     connection = sqlite3.connect(path)
-    for table in ("CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"):
+    names = {value: number for number, value in connection.execute("SELECT id, value FROM StringIds")}
+    gather = max(names.values()) + 1
+    connection.execute("INSERT INTO StringIds VALUES (?, ?)", (gather, _GATHER))
+    known = {"gather": gather, "unit": KERNELS_OF_UNIT, "units": UNITS_OF_STEP, "late": 1_000_000}
+    kernel, call, label = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"
+    launches, others = (f"nameId = {names[name]}" for name in ("cuLaunchKernelEx", "cuKernelGetAttribute"))
+    gemm = next(number for name, number in names.items() if name.startswith("nvjet"))
+    one = {
+        "kernel": (kernel, f"demangledName = {gemm}"),
+        "launch": (call, launches),
+        "attribute": (call, others),
+        "range": (label, "text = 'unit0'"),
+    }
+    for name, (table, which) in one.items():
+        connection.execute(f"CREATE TEMP TABLE {name} AS SELECT * FROM {table} WHERE {which} LIMIT 1")
+    for table in (kernel, call, label, "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET"):
         connection.execute(f"DELETE FROM {table}")
-    every = "WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i + 1 < :count)"
-    ids = {"pid": global_pid(580), "tid": global_tid(580, 580), "launch": launch, "query": query}
-    ids |= {"gather": small.string(gather), "gemm": small.string(gemm), "late": 1_000_000}
-    ids |= {"unit": KERNELS_OF_UNIT, "units": UNITS_OF_STEP}
-    columns = "start, end, eventClass, globalTid, correlationId, nameId, returnValue"
-    call = f"INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME ({columns})"
-    statements = (
-        # Everything on the device runs 1 ms after the launches began.
-        "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL (start, end, deviceId, contextId, streamId, correlationId, globalPid,"
-        " demangledName, shortName, registersPerThread, gridX, gridY, gridZ, blockX, blockY, blockZ)"
-        f" {every} SELECT :late + i * 10000, :late + i * 10000 + iif(i % :unit, 9000, 60000), 0, 1,"
-        " iif(i % :unit, 7, 21), i + 1, :pid, iif(i % :unit, :gemm, :gather), iif(i % :unit, :gemm, :gather),"
-        " 96, 132, 1, 1, 384, 1, 1 FROM n",
-        f"{call} {every} SELECT i * 10000 + 2000, i * 10000 + 5000, 0, :tid, i + 1, :launch, 0 FROM n",
-        f"{call} {every} SELECT i * 10000 + 8500, i * 10000 + 8600, 0, :tid, :count + i + 1, :query, 0 FROM n",
-        "INSERT INTO NVTX_EVENTS (start, end, eventType, text, globalTid, domainId)"
-        f" {every} SELECT i * 10000 + 500, i * 10000 + 8000, 59,"
-        " iif(i % :unit, 'aten::linear', 'c10d::_allgather_base_') || ', seq = ' || i || ', op_id = ' || (2 * i),"
-        " :tid, 0 FROM n",
-        "INSERT INTO NVTX_EVENTS (start, end, eventType, text, globalTid, domainId)"
-        f" {every} SELECT i * 10000 + 1000, i * 10000 + 7000, 59, iif(i % :unit, 'aten::addmm', 'record_param_comms')"
-        " || ', op_id = ' || (2 * i + 1), :tid, 0 FROM n",
-        "INSERT INTO NVTX_EVENTS (start, end, eventType, text, globalTid, domainId)"
-        f" {every} SELECT i * 10000 * :unit, (i + 1) * 10000 * :unit - 500, 59,"
-        " 'MFSDP layers.' || (i % :units) || ' forward', :tid, 0 FROM n WHERE i < :count / :unit",
-        "INSERT INTO NVTX_EVENTS (start, end, eventType, text, globalTid, domainId)"
-        f" {every} SELECT i * 10000 * :unit * :units, (i + 1) * 10000 * :unit * :units - 100, 59, 'step' || i, :tid, 0"
-        " FROM n WHERE i < :count / :unit / :units",
+
+    def repeat(name: str, count: int, **changes: str) -> None:
+        """Add ``count`` copies of a row in which some columns are what SQL makes of the copy's number ``i``."""
+        table = one[name][0]
+        columns = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
+        values = ", ".join(changes.get(column, f'"{column}"') for column in columns)
+        connection.execute(f"INSERT INTO {table} {_EVERY} SELECT {values} FROM n, {name}", known | {"count": count})
+
+    def operators(start: int, end: int, text: str) -> None:
+        repeat("range", kernels, start=f"i * 10000 + {start}", end=f"i * 10000 + {end}", text=text)
+
+    begin = "i * 10000 * :unit"  # of a unit
+    # Everything on the device runs 1 ms after the launches began.
+    repeat(
+        "kernel",
+        kernels,
+        start=":late + i * 10000",
+        end=":late + i * 10000 + iif(i % :unit, 9000, 60000)",
+        streamId="iif(i % :unit, streamId, 21)",
+        correlationId="i + 1",
+        demangledName="iif(i % :unit, demangledName, :gather)",
+        shortName="iif(i % :unit, shortName, :gather)",
     )
-    for statement in statements:
-        connection.execute(statement, ids | {"count": kernels})
+    repeat("launch", kernels, start="i * 10000 + 2000", end="i * 10000 + 5000", correlationId="i + 1")
+    repeat("attribute", kernels, start="i * 10000 + 8500", end="i * 10000 + 8600", correlationId=f"{kernels} + i + 1")
+    inner = "iif(i % :unit, 'aten::addmm', 'record_param_comms') || ', op_id = ' || (2 * i + 1)"
+    outer = "iif(i % :unit, 'aten::linear', 'c10d::_allgather_base_') || ', seq = ' || i || ', op_id = ' || (2 * i)"
+    operators(500, 8000, outer)
+    operators(1000, 7000, inner)
+    unit, step = KERNELS_OF_UNIT, KERNELS_OF_UNIT * UNITS_OF_STEP
+    text = "'MFSDP layers.' || (i % :units) || ' forward'"
+    repeat("range", kernels // unit, start=begin, end=f"{begin} + 10000 * :unit - 500", text=text)
+    begin += " * :units"  # of a step
+    repeat(
+        "range", max(1, kernels // step), start=begin, end=f"{begin} + 10000 * :unit * :units - 100", text="'step' || i"
+    )
     connection.commit()
     connection.close()
     return path

@@ -58,6 +58,7 @@ def change(found: Diff, scope: str, metric: str, rank: str = "0") -> Change:
 def folders(tmp_path: Path) -> tuple[Path, Path]:
     """A good run and a bad one, as `overlap_probe run` leaves them, without their traces."""
     for name, made in {"good": run([GOOD] * 3, [GOOD] * 3), "bad": run([GOOD] * 3, [BAD] * 3)}.items():
+        (tmp_path / name).mkdir()
         op.write_report(made, tmp_path / name / "result.json")
     return tmp_path / "good", tmp_path / "bad"
 
@@ -342,6 +343,20 @@ def test_exit_codes_of_diff(folders: tuple[Path, Path], capsys: pytest.CaptureFi
         (good,): 2,
     }.items():
         assert call(capsys, "diff", *arguments).code == code, arguments
+
+
+def test_the_last_line_says_what_agrees_only_where_there_are_several(
+    folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, bad = folders
+    both = ("--fail-on", "hidden < -5%", "--fail-on", "overlaps < 0")
+    # Two checks on two ranks are four findings; of the bad run rank 1 fails both, rank 0 is as it was.
+    for arguments, end in {
+        (good, bad): "nothing was asked to fail on; try --fail-on 'hidden < -5%'",
+        (good, good, *both): "(all 4 checks hold; this is the tightest)",
+        (good, bad, *both): "(2 of 4 findings)",
+    }.items():
+        assert call(capsys, "diff", *arguments).out.splitlines()[-1].endswith(end), arguments
 
 
 def test_a_mistake_in_an_expression_is_found_before_anything_is_read(capsys: pytest.CaptureFixture[str]) -> None:

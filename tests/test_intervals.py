@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from overlap_probe.intervals import (
     EMPTY,
     Intervals,
-    contains,
     covered,
     intersect,
     length_before,
@@ -96,11 +95,6 @@ def test_length_before_counts_the_moments_before_each_moment(some, at):
 def test_covered_is_the_shared_length_of_each_interval(some, by):
     result = covered(*columns(some), made(by))
     assert result.tolist() == [len(moments([one]) & moments(by)) for one in some]
-
-
-@given(pairs, st.lists(times, max_size=6))
-def test_contains_asks_for_half_open_membership(some, at):
-    assert contains(made(some), np.array(at, np.int64)).tolist() == [t in moments(some) for t in at]
 
 
 @given(st.lists(st.tuples(st.integers(-2, 9), times, times), max_size=12))

@@ -293,6 +293,30 @@ def test_distributed_info_of_another_shape_is_as_if_absent(tmp_path: Path, info:
     assert (trace.rank, trace.world_size, trace.groups, trace.device.name) == (None, None, {}, None)
 
 
+WAITS = {"process": 100, "waits": {"100": [[1_000_020_000, 1_000_030_000, 7_000]], "555": [[1, 2, 1]]}}
+"""Of the thread of `one_launch`: 7 us between 20 and 30 us of a trace that begins at 1 s. And of one without rows."""
+
+
+def test_waits_for_a_core_are_read_on_the_clock_of_the_trace_and_by_its_threads(tmp_path: Path) -> None:
+    trace = read(tmp_path, text(one_launch(), overlap_probe=WAITS, baseTimeNanoseconds=1_000_000_000))
+    waits = trace.waits
+    assert (waits.start_ns.tolist(), waits.end_ns.tolist(), waits.waited_ns.tolist()) == ([20_000], [30_000], [7_000])
+    assert waits.thread.tolist() == [trace.ranges.thread[0]]
+    assert not len(read(tmp_path, one_launch()).waits)
+
+
+@pytest.mark.parametrize(
+    "waits",
+    [
+        *(None, 3, [], {}, WAITS | {"process": None}, WAITS | {"process": 7}, WAITS | {"waits": [1]}),
+        *({"process": 100, "waits": {"100": some}} for some in (3, [3], [[1, 2]], [["1", "x", 1]], [[2, 1, 0]])),
+        {"process": 100, "waits": {"100": [[1, 5, 9]], "x": [[1, 2, 1]]}},
+    ],
+)
+def test_waits_of_another_shape_are_as_if_absent(tmp_path: Path, waits: Any) -> None:
+    assert not len(read(tmp_path, text(one_launch(), overlap_probe=waits)).waits)
+
+
 @pytest.mark.parametrize(
     ("name", "rank"),
     [
@@ -388,3 +412,11 @@ def test_a_real_trace_read_by_json_alone_has_the_same_numbers() -> None:
     assert sorted(activities["start_ns"]) == trace.activities.start_ns.tolist()
     assert sorted(operations["end_ns"]) == sorted(trace.operations.end_ns)
     assert left_out == [0, 0, 0, 0]
+
+
+def test_an_event_that_a_file_holds_twice_is_read_once(tmp_path: Path) -> None:
+    """As in a file that was merged from overlapping ones. What has no number may be alike and still be two."""
+    once = [*one_launch(), event("cpu_op", "aten::add", 20, 1)]
+    twice, single = read(tmp_path, [*once, *once]), read(tmp_path, once)
+    assert twice.activities.start_ns.tolist() == single.activities.start_ns.tolist() == [20_000]
+    assert names_of(twice, "operations") == ["aten::mm", "aten::add", "aten::add"]

@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def test_the_benchmark_measures_a_trace_and_writes_the_numbers(tmp_path: Path) -> None:
     trace = ROOT / "tests" / "data" / "linear8_ring_prefetch_rank0.json.gz"
     command = [sys.executable, str(ROOT / "scripts" / "benchmark"), str(trace), "--repeat", "2"]
+    command += ["--nsys-kernels", "3000"]
     done = subprocess.run(
         [*command, "--json", str(tmp_path / "b.json")], capture_output=True, text=True, timeout=120, cwd=tmp_path
     )
@@ -26,3 +27,7 @@ def test_the_benchmark_measures_a_trace_and_writes_the_numbers(tmp_path: Path) -
     assert 0 < measured["peak_bytes"] < 2 * measured["json_bytes"] + (64 << 20)
     assert result["command_wall_s"] > 0
     assert result["hta"] is None
+    assert "nsys database, 3000 kernels" in done.stdout
+    assert result["nsys"]["kernels"] == 3000
+    assert len(result["nsys"]["cpu_s"]) == 2
+    assert 0 < result["nsys"]["peak_bytes"] + result["nsys"]["imported_bytes"] < 3_000_000_000

@@ -281,11 +281,11 @@ def test_losses_that_the_profiler_admits_are_noted(tmp_path: Path, keys: dict[st
 def test_a_trace_is_never_held_whole(tmp_path: Path) -> None:
     """Reading 60 MB of text takes a small part of that: of the order of the pieces, whatever their size."""
     row = json.dumps(event("python_function", "train.py(12): forward " + "x" * 3000, 5, 1, Python_id=7))
-    rows = [json.dumps(one) for one in one_launch()]
     path = tmp_path / "large.json.gz"
     with gzip.open(path, "wt", compresslevel=1) as file:
-        file.write('{"traceEvents": [' + ",".join(rows))
-        for _ in range(600):
+        file.write('{"traceEvents": [' + ",".join(map(json.dumps, one_launch())))
+        for n in range(1, 601):
+            rows = [json.dumps({**one, "ts": one["ts"] + 1000 * n}) for one in one_launch()]
             file.write("," + ",".join([row] * 33 + rows))
         written = file.tell()
         file.write("]}")

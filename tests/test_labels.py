@@ -45,6 +45,28 @@ OURS = {
     "fsdp_runtime::compute forward (layers.0)": Label(None, "layers.0", "forward"),
     "fsdp_runtime::release backward (<root>)": Label(None, ROOT, "backward"),
 }
+# Ranges are qualified names of the functions that DeepSpeed decorates with instrument_w_nvtx.
+HOOKS = "DeepSpeedZeRoOffload._register_deepspeed_module.<locals>."
+OLD_HOOKS = "DeepSpeedZeroOptimizer_Stage3._register_hooks_recursively.<locals>."
+GRADIENTS = "DeepSpeedZeroOptimizer_Stage3.create_reduce_and_remove_grad_hooks.<locals>.wrapper.<locals>."
+ZERO3 = {
+    "DeepSpeedEngine.forward": Label(None, None, "forward"),
+    "DeepSpeedEngine.backward": Label(None, None, "backward"),
+    "DeepSpeedHybridEngine.forward": Label(None, None, "forward"),
+    "Init._convert_to_deepspeed_param.<locals>.all_gather_coalesced": Label(AG),
+    "allgather_fn": Label(AG),
+    "reduce_scatter_coalesced": Label(RS),
+    "reduce_scatter_fn": Label(RS),
+    HOOKS + "_run_before_backward_function": Label(None, None, "backward"),
+    HOOKS + "_run_after_backward_function": Label(None, None, "backward"),
+    HOOKS + "_pre_backward_module_hook.<locals>._run_before_backward_function": Label(None, None, "backward"),
+    OLD_HOOKS + "_pre_backward_module_hook.<locals>._run_before_backward_function": Label(None, None, "backward"),
+    GRADIENTS + "reduce_partition_and_remove_grads": Label(None, None, "backward"),
+    "DeepSpeedZeroOptimizer_Stage3.__reduce_and_partition_ipg_grads": Label(None, None, "backward"),
+    "DeepSpeedZeroOptimizer_Stage3.__avg_scatter_grads": Label(None, None, "backward"),
+    "DeepSpeedZeroOptimizer_Stage3.__avg_scatter_contiguous_grads": Label(None, None, "backward"),
+    "DeepSpeedZeroOptimizer_Stage3.independent_gradient_partition_epilogue": Label(None, None, "backward"),
+}
 BACKENDS = {
     "nccl:_all_gather_base": Label(AG),
     "nccl:all_gather": Label(AG),
@@ -69,7 +91,7 @@ BACKENDS = {
 }
 
 
-@pytest.mark.parametrize(("name", "label"), (FSDP2 | MEGATRON | OURS | BACKENDS).items())
+@pytest.mark.parametrize(("name", "label"), (FSDP2 | MEGATRON | ZERO3 | OURS | BACKENDS).items())
 def test_a_label_says_what_happens_inside_it(name, label):
     assert LabelReader().read(name) == label
 
@@ -86,6 +108,15 @@ def test_a_label_says_what_happens_inside_it(name, label):
         "ncclCommInitRank",
         "forward (layers.0)",
         "fsdp_runtime::all_gather (layers.0)",
+        # What ZeRO-3 does in both phases, or in neither; activation checkpointing runs forward hooks in the backward.
+        "PartitionedParameterCoordinator.fetch_sub_module",
+        "PartitionedParameterCoordinator.__all_gather_params",
+        "PartitionedParameterCoordinator.release_sub_module",
+        HOOKS + "_pre_forward_module_hook",
+        HOOKS + "_post_forward_module_hook",
+        "Init._all_gather",
+        "DeepSpeedEngine.step",
+        "DeepSpeedZeroOptimizer_Stage3.step",
         "",
     ],
 )

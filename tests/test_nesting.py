@@ -86,6 +86,18 @@ def test_a_range_that_ends_before_one_it_began_around_is_left_alone():
     assert innermost(found, 0, 5, 15, 25) == [0, 1, 1]
 
 
+@given(ranges)
+def test_of_ranges_that_cross_each_other_the_innermost_is_the_last_to_begin(rows):
+    rows = [(min(a, b), max(a, b), t) for a, b, t in rows]
+    found = nesting(rows)
+    for thread in (0, 1):
+        for at, row in zip(range(-1, 22), innermost(found, thread, *range(-1, 22)), strict=True):
+            around = [(a, -b) for a, b, t in rows if t == thread and a <= at < b]
+            assert (row >= 0) == bool(around)
+            if around:
+                assert (rows[row][0], -rows[row][1]) == max(around)
+
+
 def test_many_ranges_cost_a_sweep_and_not_a_join():
     # 40 000 ranges and as many moments: a join of containment would look at 1.6e9 pairs.
     start = np.arange(40_000, dtype=np.int64) * 10

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
 from pathlib import Path
 
 import numpy as np
 from nsys_databases import VM, NsysDatabase
-from test_nsys import GEMM, read_one
+from test_nsys import GATHER, GEMM, read_one
 
-from overlap_probe.readers.nsys_gpus import SmActivity, read_gpu_metrics
-from overlap_probe.tables import Device
+from overlap_probe import analyze
+from overlap_probe.intervals import Intervals
+from overlap_probe.render import text, to_dict
+from overlap_probe.render.document import from_dict
+from overlap_probe.render.page import page
+from overlap_probe.results import RunAnalysis
+from overlap_probe.sm_activity import activity_of
+from overlap_probe.tables import Device, SmSamples
 
 
 def with_two_gpus() -> NsysDatabase:
@@ -45,34 +51,69 @@ def test_what_the_file_does_not_say_of_a_gpu_is_unknown(tmp_path: Path) -> None:
     assert read_one(database, tmp_path).device == Device()
 
 
+KIND = 1 << 56
+"""High bits of a ``typeId``: the kind of the event; the GPU is in the low ones."""
+
+
+def sample(database: NsysDatabase, us: float, percent: int, gpu: int = 0, metric: int = 8) -> None:
+    database.add("GPU_METRICS", timestamp=round(us * 1000), typeId=KIND | gpu, metricId=metric, value=percent)
+
+
+def name_metrics(database: NsysDatabase, *gpus: int) -> None:
+    for gpu in gpus:
+        for metric, name in ((7, "GR Active [Throughput %]"), (8, "SMs Active [Throughput %]")):
+            database.add(
+                "TARGET_INFO_GPU_METRICS", typeId=KIND | gpu, typeName="gh100", metricId=metric, metricName=name
+            )
+
+
 def test_samples_of_the_gpu_that_the_trace_ran_on_are_read_in_order(tmp_path: Path) -> None:
     database = with_two_gpus()
     database.add("TARGET_INFO_CUDA_DEVICE", gpuId=1, cudaId=0, pid=580)
-    kind = 1 << 56
-    for gpu in (0, 1):
-        for metric, name in ((7, "GR Active [Throughput %]"), (8, "SMs Active [Throughput %]")):
-            database.add(
-                "TARGET_INFO_GPU_METRICS", typeId=kind | gpu, typeName="gh100", metricId=metric, metricName=name
-            )
+    name_metrics(database, 0, 1)
     for us, value in ((30, 20), (10, 100), (20, 60)):
-        database.add("GPU_METRICS", timestamp=us * 1000, typeId=kind | 1, metricId=8, value=value)
-        database.add("GPU_METRICS", timestamp=us * 1000, typeId=kind | 1, metricId=7, value=1)
-        database.add("GPU_METRICS", timestamp=us * 1000, typeId=kind, metricId=8, value=2)
-    samples = read_gpu_metrics(read_one(database, tmp_path))
-    assert samples is not None
+        sample(database, us, value, gpu=1)
+        sample(database, us, 1, gpu=1, metric=7)
+        sample(database, us, 2, gpu=0)
+    samples = read_one(database, tmp_path).sm_samples
     assert samples.time_ns.tolist() == [10_000, 20_000, 30_000]
-    assert samples.percent.tolist() == [100.0, 60.0, 20.0]
+    assert samples.percent.tolist() == [100, 60, 20]
 
 
-def test_the_mean_inside_an_interval_counts_the_samples_inside_it() -> None:
-    samples = SmActivity(ns(10, 20, 30), np.array([100.0, 60.0, 20.0]))
-    # [10, 30) has the samples 100 and 60; [30, 40) has 20; [11, 20) has none; an empty interval has none.
-    means = samples.mean(ns(10, 30, 11, 20), ns(30, 40, 20, 20))
-    assert means[:2].tolist() == [80.0, 20.0]
-    assert np.isnan(means[2:]).all()
+def with_two_gathers() -> NsysDatabase:
+    """A gather [100, 200) and one [300, 400) us."""
+    database = NsysDatabase()
+    for start in (100, 300):
+        database.kernel(GATHER, start, start + 100, start - 20, streamId=21)
+    return database
 
 
-def test_a_trace_without_metrics_has_no_samples(tmp_path: Path) -> None:
-    trace = read_one(with_two_gpus(), tmp_path)
-    assert read_gpu_metrics(trace) is None
-    assert read_gpu_metrics(replace(trace, format="kineto")) is None
+def test_each_collective_says_how_busy_the_sms_were_while_it_ran(tmp_path: Path) -> None:
+    database = with_two_gathers()
+    name_metrics(database, 0)
+    # [100, 200) holds the samples at 100 and 150, mean (10 + 45) / 2 = 27.5; 99, 200 and 250 lie in neither.
+    for us, percent in ((99, 90), (100, 10), (150, 45), (200, 80), (250, 100)):
+        sample(database, us, percent)
+    run = RunAnalysis((analyze(read_one(database, tmp_path)),))
+    first, second = run.ranks[0].whole.collectives
+    assert (first.sm_active_percent, first.sm_samples) == (27.5, 2)
+    assert (second.sm_active_percent, second.sm_samples) == (None, 0)
+    assert from_dict(json.loads(json.dumps(to_dict(run))))[0].ranks[0].whole == run.ranks[0].whole
+    assert text.render_collectives(run).count("27.5 % of SMs active (2 samples)") == 1
+    assert [c["evidence"].endswith("27.5 % of SMs active (2 samples)") for c in page(run)["collectives"]] == [
+        True,
+        False,
+    ]
+
+
+def test_samples_between_the_copies_of_one_collective_are_not_inside_it() -> None:
+    # Two copies [0, 10) and [20, 30) are collective 1; the sample at 15 is in the gap. (2 + 6) / 2 = 4.
+    samples = SmSamples(ns(5, 15, 25), np.array([2, 90, 6], np.int64))
+    pieces = Intervals(ns(0, 20), ns(10, 30))
+    assert activity_of(samples, np.array([1, 1]), pieces, 2) == [(None, 0), (4.0, 2)]
+
+
+def test_without_metrics_nothing_is_said_of_the_sms(tmp_path: Path) -> None:
+    analysis = analyze(read_one(with_two_gathers(), tmp_path))
+    assert {(c.sm_active_percent, c.sm_samples) for c in analysis.whole.collectives} == {(None, None)}
+    assert "SMs" not in text.render_collectives(RunAnalysis((analysis,)))

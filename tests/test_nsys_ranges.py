@@ -113,6 +113,7 @@ def test_pytorchs_operators_become_operations_with_their_shapes(tmp_path: Path) 
     [
         ("aten::mm, seq = 12", True, "aten::mm"),
         ("AddmmBackward0, seq = 7, op_id = 8", True, "AddmmBackward0"),
+        ("aten::mm, sizes = [[2, 3], [3, 4]]", True, "aten::mm"),
         ("_c10d_functional::all_gather_into_tensor, op_id = 5", True, "_c10d_functional::all_gather_into_tensor"),
         ("ProfilerStep#4, op_id = 9", False, "ProfilerStep#4"),
         ("FSDP::all_gather (layers.0, wrapped), op_id = 9", False, "FSDP::all_gather (layers.0, wrapped)"),

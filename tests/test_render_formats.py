@@ -317,7 +317,7 @@ class TestTables:
 class TestFiles:
     @pytest.mark.parametrize("extension", FORMATS)
     def test_the_extension_chooses_the_format(self, tmp_path: Path, extension: str) -> None:
-        path = tmp_path / "new" / f"report.{extension.upper()}"
+        path = tmp_path / f"report.{extension.upper()}"
         write_report(runs.run_of_two(), path, runs.failing_verdict())
         assert path.read_text(encoding="utf-8") == render(runs.run_of_two(), runs.failing_verdict(), extension)
         assert [p.name for p in path.parent.iterdir()] == [path.name]
@@ -359,6 +359,11 @@ class TestFiles:
         (tmp_path / "file").write_text("x")
         with pytest.raises(OverlapProbeError, match="cannot be written"):
             write_text(tmp_path / "file" / "a.txt", "x")
+        with pytest.raises(
+            OverlapProbeError, match=r"mistyped.a\.txt: cannot be written: there is no folder .*mistyped; "
+        ):
+            write_text(tmp_path / "mistyped" / "a.txt", "x")
+        assert not (tmp_path / "mistyped").exists()
         with pytest.raises(OverlapProbeError, match="cannot be written"):
             write_text(tmp_path / ("x" * 400), "x")
 

@@ -10,12 +10,18 @@ from html.parser import HTMLParser
 import pytest
 import render_runs as runs
 
+from overlap_probe.render import advice
 from overlap_probe.render import page as page_module
+from overlap_probe.render import render as render_as
 from overlap_probe.render.advice import CAUSE_ADVICE
 from overlap_probe.render.figures import LOOKS, MAX_RECTANGLES, picture_rows, timeline_svg
 from overlap_probe.render.html import COLUMNS, FILTERS, render
 from overlap_probe.render.page import page
-from overlap_probe.results import Lane, RunAnalysis, Verdict
+from overlap_probe.render.predictions import predictions
+from overlap_probe.results import Lane, RunAnalysis, Verdict, WhatIf
+
+US, MS = 1_000, 1_000_000
+"""Nanoseconds."""
 
 VOID = {"meta", "input", "br", "link", "img"}
 
@@ -86,6 +92,14 @@ def test_the_table_of_windows_has_the_numbers_of_each_scope(shown: Page) -> None
         *("600.0 µs", "600.0 µs", "-", "-", "✗ fail"),
     ]
     assert len(table) == 1 + 14  # 2 ranks x (3 scopes of step0, 1 of step1, 3 of whole)
+
+
+def test_the_rows_of_the_whole_are_explained_where_there_are_others(shown: Page) -> None:
+    explained = "is the whole trace: all windows together"
+    assert explained in " ".join(shown.texts["p"])
+    only_whole = runs.run_of_two().ranks[0]
+    only_whole = replace(only_whole, windows={"whole": only_whole.whole}, pictured="whole")
+    assert explained not in render(RunAnalysis((only_whole,)))
 
 
 def test_a_bar_says_in_words_what_it_shows(shown: Page) -> None:
@@ -263,3 +277,49 @@ def test_a_picture_has_a_row_a_stream_and_one_of_exposure() -> None:
 def test_nothing_to_draw_is_no_picture() -> None:
     assert timeline_svg([], "t", "x") == ""
     assert timeline_svg([Lane(7, "gemm", (5,), (5,))], "t", "x") == ""
+
+
+def predicted() -> RunAnalysis:
+    """Two windows a rank: a forward of 3 and 5 ms that would take 2 ms each if the host were always in time."""
+    made = runs.run_of_two()
+    answers = [WhatIf(3 * MS, all_hidden_ns=3 * MS, host_in_time_ns=2 * MS), WhatIf(5 * MS, 5 * MS, None, None, 2 * MS)]
+    ranks = []
+    for rank in made.ranks:
+        names = [name for name in rank.windows if name != "whole"][:2]
+        windows = {
+            name: replace(rank.windows[name], what_if={"forward": a}) for name, a in zip(names, answers, strict=True)
+        }
+        ranks.append(replace(rank, windows={"whole": rank.whole} | windows))
+    return RunAnalysis(tuple(ranks))
+
+
+def test_a_replay_is_shown_with_what_is_worth_most_in_every_format() -> None:
+    # (3 + 5) / 2 = 4 ms a window now, 2 ms with the host in time: half of it is saved. What is not known is no number.
+    head = ["rank", "phase", "now", *advice.WHAT_IF.values(), "worth most"]
+    row = ["forward", "4.00 ms", "4.00 ms", "-", "-", "2.00 ms", "host always in time: saves 2.00 ms (50.0 %)"]
+    page = Page(render(predicted()))
+    table = page.table_with("worth most")
+    assert table == [head, *([str(rank), *row] for rank in (0, 1))]
+    assert advice.WHAT_IF_ASSUMES in page.texts["p"]
+    text = " ".join(render_as(predicted(), format="txt").split())
+    assert "rank 0, forward: 4.00 ms a window; it would take 4.00 ms with all gathers hidden, 2.00 ms with host" in text
+    assert advice.WHAT_IF_ASSUMES in text
+    markdown = render_as(predicted(), format="md")
+    assert (
+        "| forward | 0 | 4.00 ms | 4.00 ms | - | - | 2.00 ms | host always in time: saves 2.00 ms (50.0 %) |"
+        in markdown
+    )
+    for form in ("html", "txt", "md"):
+        assert "worth most" not in render_as(runs.run_of_two(), format=form).lower()
+
+
+def test_a_gain_of_nothing_and_an_unknown_one_are_said() -> None:
+    [known] = predictions(_replayed(WhatIf(1000 * US, all_hidden_ns=995 * US)))  # 0.5 % is saved
+    assert (known.best, known.in_words()) == (None, "none of these saves 1 %")
+    [unknown] = predictions(_replayed(WhatIf(1000 * US)))
+    assert (unknown.best, unknown.in_words()) == (None, "nothing can be predicted")
+
+
+def _replayed(answer: WhatIf) -> RunAnalysis:
+    rank = runs.run_of_two().ranks[0]
+    return RunAnalysis((replace(rank, windows={"whole": replace(rank.whole, what_if={"forward": answer})}),))

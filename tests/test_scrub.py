@@ -155,6 +155,12 @@ TELLING_KEYS = {
     "environment": {"WANDB_API_KEY": "hunter2"},
     "distributedInfo": DISTRIBUTED | {"backend": "nccl", "master": "gpu-node-17"},
     "deviceProperties": [{"id": 0, "name": "NVIDIA H200", "numSms": 132, "uuid": "GPU-c7564f1d"}],
+    "baseTimeNanoseconds": 1_000_000_000,
+    "overlap_probe": {
+        "process": 100,
+        "waits": {"100": [[1_000_020_000, 1_000_030_000, 7_000]], "alice": [[1, 2, 1]]},
+        "host": "gpu-node-17",
+    },
 }
 
 
@@ -173,6 +179,7 @@ def test_a_trace_keeps_its_numbers_and_loses_its_owner(tmp_path: Path, name: str
     )
     assert_same(hidden, after)
     assert (after.rank, after.world_size, after.device.sms) == (0, 2, 132)
+    assert (after.waits.start_ns.tolist(), after.waits.waited_ns.tolist()) == ([20_000], [7_000])
 
 
 def test_a_trace_can_still_be_viewed(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import click
 
 import overlap_probe as op
 from overlap_probe.baseline import is_baseline, load_samples, read_baseline, write_baseline
-from overlap_probe.commands.common import EXIT_CODES, FILE, meaning_options, take_reading
+from overlap_probe.commands.common import EXIT_CODES, FILE, OUTPUT, meaning_options, take_reading
 from overlap_probe.commands.comparing import comparison_options, fail_on_option, show_comparison
 from overlap_probe.diff import diff as compare
 from overlap_probe.fail_on import DEFAULT_FAIL_ON, judge, parse_change
@@ -24,7 +24,7 @@ def baseline() -> None:
 @baseline.command()
 @click.argument("run", type=FILE)
 @click.option(
-    "-o", "--output", type=FILE, required=True, metavar="FILE", help="Where to write it; meant to be committed."
+    "-o", "--output", type=OUTPUT, required=True, metavar="FILE", help="Where to write it; meant to be committed."
 )
 @fail_on_option
 @meaning_options

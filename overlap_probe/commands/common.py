@@ -17,7 +17,7 @@ import click
 
 import overlap_probe as op
 from overlap_probe.checks import METRICS, AtLeast, parse_duration_ns
-from overlap_probe.render import is_result, read_result, render, write_text
+from overlap_probe.render import check_target, format_of, is_result, read_result, render, write_text
 from overlap_probe.results import RunAnalysis, Verdict
 
 EXIT_CODES = {"pass": 0, "fail": 1, "inconclusive": 3}
@@ -25,6 +25,25 @@ EXIT_CODES = {"pass": 0, "fail": 1, "inconclusive": 3}
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 FILE = click.Path(path_type=Path)
+
+
+class OutputFile(click.Path):
+    """A file to write. What cannot be written is refused before any trace is read."""
+
+    def __init__(self, *, by_extension: bool = False) -> None:
+        super().__init__(path_type=Path)
+        self.by_extension = by_extension
+        """The file's extension chooses its format, and has to be a known one."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        check_target(path)
+        if self.by_extension:
+            format_of(path)
+        return path
+
+
+OUTPUT, REPORT = OutputFile(), OutputFile(by_extension=True)
 
 
 def options_of(options: Sequence[Callable[[Any], Any]]) -> Callable[[Command], Command]:
@@ -89,10 +108,10 @@ rank_option = click.option(
 
 output_options = options_of(
     [
-        click.option("--json", "json_file", type=FILE, metavar="FILE", help="Write the result as JSON."),
-        click.option("--junit", type=FILE, metavar="FILE", help="Write the verdict as JUnit XML."),
+        click.option("--json", "json_file", type=OUTPUT, metavar="FILE", help="Write the result as JSON."),
+        click.option("--junit", type=OUTPUT, metavar="FILE", help="Write the verdict as JUnit XML."),
         click.option(
-            "--report", type=FILE, metavar="FILE", help="Write a report: .html, .md, .txt, .csv, .svg, .json or .xml."
+            "--report", type=REPORT, metavar="FILE", help="Write a report: .html, .md, .txt, .csv, .svg, .json or .xml."
         ),
     ]
 )
@@ -107,7 +126,10 @@ def _summary_file(context: click.Context, parameter: click.Parameter, value: str
         value = os.environ.get(_STEP_SUMMARY[1:])
         if not value:
             raise click.BadParameter(f"{_STEP_SUMMARY} is not set: this is no step of a GitHub job; give a FILE")
-    return None if value is None else Path(value)
+    if value is None:
+        return None
+    check_target(value)
+    return Path(value)
 
 
 summary_option = click.option(
@@ -194,6 +216,8 @@ def load(paths: Sequence[Path], rank: int | None = None, **reading: Any) -> tupl
     """Traces analysed, or a result of ours read back with its verdict."""
     options = parse_reading(**reading)
     if len(paths) == 1 and is_result(paths[0]):
+        if rank is not None or options != op.Options():
+            raise click.UsageError(f"{paths[0]} is a result: options on how to read traces need the traces")
         return read_result(paths[0])
     run = op.analyze_run(paths, options)
     if rank is not None:

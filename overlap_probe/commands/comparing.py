@@ -10,7 +10,7 @@ import click
 
 from overlap_probe.baseline import Samples
 from overlap_probe.checks import Check
-from overlap_probe.commands.common import EXIT_CODES, FILE, append_summary, options_of, summary_option
+from overlap_probe.commands.common import EXIT_CODES, OUTPUT, append_summary, options_of, summary_option
 from overlap_probe.diff import diff
 from overlap_probe.fail_on import judge
 from overlap_probe.render import changes, render, write_text
@@ -27,8 +27,8 @@ fail_on_option = click.option(
 comparison_options = options_of(
     [
         click.option("--windows", is_flag=True, help="Also list the number of every window."),
-        click.option("--json", "json_file", type=FILE, metavar="FILE", help="Write the comparison as JSON."),
-        click.option("--junit", type=FILE, metavar="FILE", help="Write the verdict as JUnit XML."),
+        click.option("--json", "json_file", type=OUTPUT, metavar="FILE", help="Write the comparison as JSON."),
+        click.option("--junit", type=OUTPUT, metavar="FILE", help="Write the verdict as JUnit XML."),
         summary_option,
     ]
 )

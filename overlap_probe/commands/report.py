@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 import overlap_probe as op
-from overlap_probe.commands.common import FILE, load, paths_argument, rank_option, reading_options
+from overlap_probe.commands.common import REPORT, load, paths_argument, rank_option, reading_options
 
 
 @click.command()
@@ -18,7 +18,7 @@ from overlap_probe.commands.common import FILE, load, paths_argument, rank_optio
 @click.option(
     "-o",
     "--output",
-    type=FILE,
+    type=REPORT,
     default=Path("report.html"),
     show_default=True,
     metavar="FILE",

@@ -19,9 +19,9 @@ from overlap_probe.nesting import Nesting
 from overlap_probe.readers.bytes_source import read_pieces
 from overlap_probe.readers.joins import latest_with_key, row_of_key
 from overlap_probe.readers.json_stream import EventStream
-from overlap_probe.readers.kineto_columns import ColumnBuilder, Columns, take
+from overlap_probe.readers.kineto_columns import ColumnBuilder, Columns, take, without_repeats
 from overlap_probe.readers.kineto_events import Event, ExactEvent, event_of
-from overlap_probe.readers.kineto_metadata import device_of, groups_of, rank_of, world_size_of
+from overlap_probe.readers.kineto_metadata import device_of, groups_of, rank_of, waits_of, world_size_of
 from overlap_probe.readers.kineto_notes import Notes
 from overlap_probe.tables import I64, KERNEL, MEMCPY, NO_TIME, Activities, Operations, Ranges, Table, Trace
 
@@ -42,7 +42,8 @@ def read_kineto(path: Path, piece_bytes: int = PIECE_BYTES) -> list[Trace]:
     (activities, calls, operations, ranges), left_out = builder.rows()
     names = tuple(builder.names)
     activities = take(activities, np.lexsort((activities["end_ns"], activities["start_ns"])))
-    operations, ranges = _outermost_first(operations), _outermost_first(ranges)
+    activities = without_repeats(activities, "correlation")
+    operations, ranges = without_repeats(_outermost_first(operations), "external_id"), _outermost_first(ranges)
     notes = Notes(stream, left_out, activities, calls, names)
     _join(activities, calls, operations, names)
     _fill_ends_of_copies(activities, names)
@@ -67,6 +68,7 @@ def read_kineto(path: Path, piece_bytes: int = PIECE_BYTES) -> list[Trace]:
             groups=groups_of(stream.metadata),
             notes=notes.all,
             incomplete=notes.incomplete,
+            waits=waits_of(stream.metadata, builder.threads),
         )
         trace.validate()
         traces.append(trace)

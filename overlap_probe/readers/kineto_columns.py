@@ -191,6 +191,17 @@ def take(columns: Columns, rows: npt.NDArray[Any]) -> Columns:
     return {name: values[rows] for name, values in columns.items()}
 
 
+def without_repeats(columns: Columns, identity: str) -> Columns:
+    """Rows in order of time, each one once: a file that was put together from two holds the same event twice.
+
+    ``identity`` is the column by which rows are known; rows without a number in it may be alike and still be two.
+    """
+    repeats = columns[identity][1:] > 0
+    for values in columns.values():
+        repeats &= values[1:] == values[:-1]
+    return take(columns, np.concatenate(([True], ~repeats))) if repeats.any() else columns
+
+
 def _kind_of(category: str) -> int:
     return MEMCPY if "memcpy" in category.lower() else MEMSET if "memset" in category.lower() else KERNEL
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from overlap_probe.tables import Device
+from overlap_probe.run_queue import METADATA_KEY
+from overlap_probe.tables import Device, Waits
 
 _RANK_IN_NAME = re.compile(r"(?<![a-z])(?<!local[_-])(?<!local)rank[_\-. ]?(\d+)(?!\d)", re.IGNORECASE)
 
@@ -61,6 +63,43 @@ def device_of(metadata: dict[str, Any], index: int | None) -> Device:
                 threads_per_sm=_number(device.get("maxThreadsPerMultiprocessor")),
             )
     return Device()
+
+
+def recorded_waits(metadata: dict[str, Any]) -> dict[str, Any]:
+    """What a capture of ours wrote of the threads' waits for a core (`run_queue`), as it stands; empty without it."""
+    said = _dict(metadata.get(METADATA_KEY))
+    process = _number(said.get("process"))
+    waits = {
+        thread: [list(wait) for wait in some if _is_wait(wait)]
+        for thread, some in _dict(said.get("waits")).items()
+        if thread.isdecimal() and isinstance(some, list)
+    }
+    return {"process": process, "waits": waits} if process is not None else {}
+
+
+def waits_of(metadata: dict[str, Any], threads: Mapping[tuple[Any, Any], int]) -> Waits:
+    """The waits of the threads of the trace, by their codes, on the trace's own clock; those of others are left out."""
+    said = recorded_waits(metadata)
+    base_ns = _number(metadata.get("baseTimeNanoseconds")) or 0
+    rows = [
+        (start - base_ns, end - base_ns, threads[key], waited)
+        for thread, some in said.get("waits", {}).items()
+        if (key := (said["process"], int(thread))) in threads
+        for start, end, waited in some
+    ]
+    start_ns, end_ns, thread_code, waited_ns = zip(*rows, strict=True) if rows else ((), (), (), ())
+    waits: Waits = Waits.from_columns(
+        len(rows), start_ns=start_ns, end_ns=end_ns, thread=thread_code, waited_ns=waited_ns
+    )
+    return waits
+
+
+def _is_wait(value: Any) -> bool:
+    """Start, end and the time waited between them."""
+    if not isinstance(value, list) or len(value) != 3 or any(_number(number) is None for number in value):
+        return False
+    start, end, waited = value
+    return bool(start + waited <= end < 1 << 63)
 
 
 def _dict(value: Any) -> dict[str, Any]:

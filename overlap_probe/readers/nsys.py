@@ -29,11 +29,11 @@ from overlap_probe.readers.nsys_device import (
     timeline_of,
 )
 from overlap_probe.readers.nsys_export import as_database
-from overlap_probe.readers.nsys_gpus import read_devices
+from overlap_probe.readers.nsys_gpus import read_devices, read_sm_samples
 from overlap_probe.readers.nsys_nvtx import HostRanges, Names, read_ranges
 from overlap_probe.readers.nsys_quality import Notes, Quality
 from overlap_probe.readers.nsys_schema import Database
-from overlap_probe.tables import I64, NO_TIME, Activities, Bool, Device, Operations, Ranges, Trace
+from overlap_probe.tables import I64, NO_TIME, Activities, Bool, Device, Operations, Ranges, SmSamples, Trace
 
 _NO_DEVICE = -1
 
@@ -63,8 +63,9 @@ def _read(path: Path) -> list[Trace]:
     with Database(path) as database:
         calls, ranges = read_calls(database), read_ranges(database, names)
         rows = _with_the_only_process(read_device_rows(database, names), calls)
-        quality, device_of = Quality(database, calls, rows, names), read_devices(database)
-    file = _File(names, calls, ranges, rows, quality, device_of)
+        quality = Quality(database, calls, rows, names)
+        device_of, samples_of = read_devices(database), read_sm_samples(database)
+    file = _File(names, calls, ranges, rows, quality, device_of, samples_of)
     traces = file.traces() or [_nothing_ran()]
     for trace in traces:
         trace.validate()
@@ -108,9 +109,10 @@ class _File:
         rows: DeviceRows,
         quality: Quality,
         device_of: Callable[[int | None, int], Device],
+        samples_of: Callable[[int | None, int], SmSamples],
     ) -> None:
         self._calls, self._ranges, self._rows, self._quality = calls, ranges, rows, quality
-        self._device_of = device_of
+        self._device_of, self._samples_of = device_of, samples_of
         self._launched_by, self._timed, self._timeline = launches_of(rows, calls), has_a_time(rows), timeline_of(rows)
         self._unnamed = names.code("<no name>")
         self._call_thread = names.codes(calls.thread, _thread_name)
@@ -188,6 +190,7 @@ class _File:
             device_index=None if device == _NO_DEVICE else device,
             notes=tuple(notes.all),
             incomplete=tuple(notes.incomplete),
+            sm_samples=self._samples_of(pid, device),
         )
 
     def _note_rows(self, notes: Notes, activities: Activities, untimed: int) -> None:

@@ -7,15 +7,13 @@ machine. The file says which is which; only where it does not are the two number
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
-from overlap_probe.readers.nsys_schema import CUDA_DEVICES, GPUS, METRIC_NAMES, METRICS, Database, is_database
-from overlap_probe.tables import I64, Device, Trace
+from overlap_probe.readers.nsys_schema import CUDA_DEVICES, GPUS, METRIC_NAMES, METRICS, Database
+from overlap_probe.tables import Device, SmSamples
 
 _SM_ACTIVE = re.compile(r"SMs? Active\b")
 _GPU_BITS = 0xFF
@@ -43,40 +41,19 @@ def _device(name: str | None, sms: int, registers: int, shared_bytes: int, warps
     return Device(name, known(sms), known(registers), known(shared_bytes), threads)
 
 
-@dataclass(frozen=True, slots=True)
-class SmActivity:
-    """Samples of the share of SMs that had work, in the order of time."""
+def read_sm_samples(database: Database) -> Callable[[int | None, int], SmSamples]:
+    """A function from (process id, CUDA's device number) to the samples of how busy that device's SMs were.
 
-    time_ns: I64
-    percent: npt.NDArray[np.float64]
-
-    def mean(self, start_ns: I64, end_ns: I64) -> npt.NDArray[np.float64]:
-        """Mean of the samples inside each interval [start, end); NaN where there is none."""
-        done = np.concatenate(([0.0], np.cumsum(self.percent)))
-        first, last = np.searchsorted(self.time_ns, start_ns), np.searchsorted(self.time_ns, end_ns)
-        means = np.full(len(start_ns), np.nan)
-        np.divide(done[last] - done[first], last - first, out=means, where=last > first)
-        return means
-
-
-def read_gpu_metrics(trace: Trace) -> SmActivity | None:
-    """How busy the SMs of the trace's device were; None where its file has no GPU metrics, or is no database.
-
-    They are recorded with ``nsys profile --gpu-metrics-devices``. Raises TraceError if the file is damaged.
+    There are some where it was recorded with ``nsys profile --gpu-metrics-devices``.
     """
-    path = Path(trace.path)
-    if trace.format != "nsys" or trace.device_index is None or not path.is_file() or not is_database(path):
-        return None
-    with Database(path) as database:
-        gpu = read_gpu_ids(database)(trace.process, trace.device_index)
-        metrics = [
-            (kind, metric)
-            for kind, metric, name in database.rows(METRIC_NAMES)
-            if kind & _GPU_BITS == gpu and _SM_ACTIVE.match(name or "")
-        ]
-        if not metrics:
-            return None
+    gpu_of, metrics_of, samples_of = read_gpu_ids(database), defaultdict[int, list[tuple[int, int]]](list), {}
+    for kind, metric, name in database.rows(METRIC_NAMES):
+        if _SM_ACTIVE.match(name or ""):
+            metrics_of[kind & _GPU_BITS].append((kind, metric))
+    for gpu, metrics in metrics_of.items():
         kinds, numbers = zip(*metrics, strict=True)
-        samples = database.numbers(METRICS, "timestamp", "value", only={"typeId": kinds, "metricId": numbers})
-    order = np.argsort(samples["timestamp"], kind="stable")
-    return SmActivity(samples["timestamp"][order], samples["value"][order].astype(np.float64))
+        rows = database.numbers(METRICS, "timestamp", "value", only={"typeId": kinds, "metricId": numbers})
+        order = np.argsort(rows["timestamp"], kind="stable")
+        samples_of[gpu] = SmSamples(rows["timestamp"][order], rows["value"][order])
+    none: SmSamples = SmSamples.from_columns(0)
+    return lambda process, device: samples_of.get(gpu_of(process, device), none)

@@ -12,11 +12,12 @@ from pathlib import Path
 
 from overlap_probe.errors import OverlapProbeError
 from overlap_probe.render.document import from_dict, is_result, read_result, to_dict
-from overlap_probe.render.files import write_text
+from overlap_probe.render.files import check_target, write_text
 from overlap_probe.results import RunAnalysis, Verdict
 
 __all__ = [
     "FORMATS",
+    "check_target",
     "format_of",
     "from_dict",
     "is_result",

@@ -44,7 +44,7 @@ DEFINITIONS: dict[str, str] = {
     "expected": "n - 1 for n units below the root that gathered (or reduced) in a pass, summed over passes: "
     "the first (or last) has nothing to hide behind. Absent where there is at most one.",
     "overlapped": "How many ran beside a GEMM for longer than the minimum overlap: of the units that count for "
-    "what is expected, or of all where nothing is known of units or phases.",
+    "what is expected, or of all where nothing is expected.",
     "time": "Length of the union of the collectives: two at once count once.",
     "hidden": "The part of that time in which any compute kernel ran beside it, as a share of the time.",
     "exposed": "Time less hidden: the collective ran and nothing computed.",
@@ -57,3 +57,18 @@ DEFINITIONS: dict[str, str] = {
     "wait": "What the same collective took longer here than on the fastest rank: it waited for a peer.",
 }
 """The numbers of a report, in the order of its columns (design, section 3)."""
+
+WHAT_IF: dict[str, str] = {
+    "all_hidden": "all gathers hidden",
+    "no_waits": "no waits for other ranks",
+    "no_slowdown": "no slowdown of GEMMs",
+    "host_in_time": "host always in time",
+}
+"""The changes with which a pass is replayed, by the fields of `results.WhatIf` without their unit."""
+
+WHAT_IF_ASSUMES = (
+    "Each pass is replayed on all ranks with one thing different: all gathers that can be are hidden, no rank waits "
+    "for another, no GEMM is slowed down, or the host launches everything before it could start. Else the host "
+    "launches when it did, and what was seen to wait for something still does. The changes do not add up."
+)
+"""What a prediction rests on (`what_if`)."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 COLUMNS = ("rank", "window", *(f.name for f in fields(Collective)))
 """``rank``, ``window``, then every field of a Collective in its order."""
 
-_NULLABLE_INTEGERS = ("rank", "launch_ns", "queue_ns", "wait_ns", "transfer_ns")
+_NULLABLE_INTEGERS = ("rank", "launch_ns", "queue_ns", "wait_ns", "transfer_ns", "starved_ns", "sm_samples")
 
 
 def to_frame(analysis: Analysis) -> pd.DataFrame:
@@ -38,6 +38,8 @@ def to_frame(analysis: Analysis) -> pd.DataFrame:
             dtype = "Int64"
         elif name.endswith("_ns") or name in ("pass_index", "index"):
             dtype = "int64"
+        elif name.endswith("_percent"):
+            dtype = "float64"
         else:
             dtype = "bool" if name == "overlapped" else "object"
         columns[name] = pd.Series(values, dtype=dtype)

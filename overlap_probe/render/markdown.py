@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterable, Sequence
 
 from overlap_probe.render import summary
-from overlap_probe.render.advice import CAUSE_ADVICE
+from overlap_probe.render.advice import CAUSE_ADVICE, WHAT_IF, WHAT_IF_ASSUMES
+from overlap_probe.render.predictions import Prediction, predictions
 from overlap_probe.render.words import clean, duration, number, percent, plural, without_folders
 from overlap_probe.results import RunAnalysis, Verdict
 
@@ -42,6 +43,10 @@ def render(run: RunAnalysis, verdict: Verdict | None = None) -> str:
             for c in causes
         ]
         parts.append(_table(("cause of exposure", "all-gathers", "longest", "what to do"), cells))
+    if predicted := predictions(run):
+        titles = ("what if: a window's", "rank", "now", *WHAT_IF.values(), "worth most")
+        parts.append(_table(titles, map(_prediction, predicted), right_from=2, right_to=3 + len(WHAT_IF)))
+        parts.append(escape(WHAT_IF_ASSUMES))
     if doubts := summary.doubts(run):
         parts.append("**Doubts about these numbers**\n\n" + _list(doubts))
     return "\n\n".join(parts) + "\n"
@@ -73,8 +78,13 @@ def _cells(row: summary.Row) -> tuple[str, ...]:
     return (_MARKS[row.status], row.window, row.rank, row.scope, *counts, *times)
 
 
-def _table(head: Sequence[str], cells: Iterable[Sequence[str]], right_from: int = 99) -> str:
-    rule = ["--:" if at >= right_from else "---" for at in range(len(head))]
+def _prediction(p: Prediction) -> tuple[str, ...]:
+    would = (duration(p.would_ns.get(change)) for change in WHAT_IF)
+    return (p.phase, p.rank, duration(p.now_ns), *would, p.in_words())
+
+
+def _table(head: Sequence[str], cells: Iterable[Sequence[str]], right_from: int = 99, right_to: int = 99) -> str:
+    rule = ["--:" if right_from <= at < right_to else "---" for at in range(len(head))]
     lines = [head, rule, *([escape(cell) for cell in row] for row in cells)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

@@ -13,6 +13,7 @@ from typing import Any
 from markupsafe import Markup
 
 from overlap_probe.render import advice, summary
+from overlap_probe.render.predictions import Prediction, predictions
 from overlap_probe.render.words import (
     clean,
     duration,
@@ -70,6 +71,9 @@ def page(run: RunAnalysis, verdict: Verdict | None = None) -> dict[str, Any]:
         "shown_count": len(shown),
         "pictures": _pictures(run),
         "causes": [_cause(count) for count in summary.causes(run)],
+        "what_if": [_prediction(p) for p in predictions(run)],
+        "changes": list(advice.WHAT_IF.values()),
+        "assumes": advice.WHAT_IF_ASSUMES,
         "gathers": sum(window.all_gather.count for a in run.ranks for window in a.steps.values()),
         "waits": [(count, advice.WAITED_FOR.get(what, what)) for what, count in summary.waits(run).items()],
         "collectives": [_collective(entry) for entry in listed],
@@ -175,6 +179,11 @@ def _cause(count: summary.CauseCount) -> dict[str, str]:
     }
 
 
+def _prediction(p: Prediction) -> dict[str, Any]:
+    would = [(duration(p.would_ns.get(change)), change == p.best) for change in advice.WHAT_IF]
+    return {"rank": p.rank, "phase": p.phase, "now": duration(p.now_ns), "would": would, "best": p.in_words()}
+
+
 def _collective(entry: summary.Entry) -> dict[str, str]:
     c = entry.collective
     return {
@@ -195,7 +204,7 @@ def _collective(entry: summary.Entry) -> dict[str, str]:
         "wait": duration(c.wait_ns),
         "cause": c.cause or "",
         "waited_for": advice.WAITED_FOR.get(c.waited_for, c.waited_for) if c.waited_for else "",
-        "evidence": c.evidence or "",
+        "evidence": "; ".join(filter(None, (c.evidence, summary.sm_activity(c)))),
     }
 
 

@@ -22,7 +22,6 @@ from overlap_probe.results import (
     RunAnalysis,
     Totals,
     Verdict,
-    WhatIf,
     Window,
 )
 
@@ -38,7 +37,7 @@ class Row:
     scope: str
     totals: Totals
     expected: int | None
-    overlapped: int | None
+    overlapped: int
     status: str | None
     """The worst finding on exactly this row; None where no check looked at it."""
 
@@ -102,26 +101,29 @@ def rows(run: RunAnalysis, verdict: Verdict | None = None, *, whole: bool = Fals
     return made
 
 
-def _scopes(window: Window) -> Iterator[tuple[str, Totals, int | None, int | None]]:
+def _scopes(window: Window) -> Iterator[tuple[str, Totals, int | None, int]]:
     """Scope, totals, expected, overlapped; the first is what a check without a scope looks at."""
     forward, backward = window.forward, window.backward
     if forward.all_gather.count or backward.all_gather.count:
-        yield "forward.all_gather", forward.all_gather, forward.expected, _of(forward.expected, forward.found)
+        yield _counted("forward.all_gather", forward.all_gather, forward.expected, forward.found)
         if backward.all_gather.count:
-            yield "backward.all_gather", backward.all_gather, backward.expected, _of(backward.expected, backward.found)
+            yield _counted("backward.all_gather", backward.all_gather, backward.expected, backward.found)
     else:
-        yield "all_gather", window.all_gather, None, window.all_gather.overlapped_by_gemm
+        yield _counted("all_gather", window.all_gather)
     if backward.reduce_scatter.count:
-        found = _of(backward.reduce_expected, backward.reduce_found)
-        yield "backward.reduce_scatter", backward.reduce_scatter, backward.reduce_expected, found
+        reduced = backward.reduce_expected, backward.reduce_found
+        yield _counted("backward.reduce_scatter", backward.reduce_scatter, *reduced)
     phased = {"all_gather"} | ({"reduce_scatter"} if backward.reduce_scatter.count else set())
     for op, totals in window.by_op.items():
         if op not in phased and totals.count:
-            yield op, totals, None, totals.overlapped_by_gemm
+            yield _counted(op, totals)
 
 
-def _of(expected: int | None, found: int) -> int | None:
-    return None if expected is None else found
+def _counted(
+    scope: str, totals: Totals, expected: int | None = None, found: int = 0
+) -> tuple[str, Totals, int | None, int]:
+    """Overlaps as a check counts them: of what is expected, else of all."""
+    return scope, totals, expected, totals.overlapped_by_gemm if expected is None else found
 
 
 def _by_place(verdict: Verdict | None) -> dict[_Place, list[Finding]]:
@@ -166,6 +168,13 @@ def causes(run: RunAnalysis) -> list[CauseCount]:
         for cause, entries in by_cause.items()
     ]
     return sorted(counts, key=lambda c: (-c.count, c.cause))
+
+
+def sm_activity(c: Collective) -> str:
+    """How busy the SMs were while it ran, in words; empty where the trace has no sample of that time."""
+    if c.sm_active_percent is None or c.sm_samples is None:
+        return ""
+    return f"{c.sm_active_percent:g} % of SMs active ({plural(c.sm_samples, 'sample')})"
 
 
 def waits(run: RunAnalysis) -> dict[str, int]:
@@ -255,14 +264,3 @@ def headline(run: RunAnalysis, verdict: Verdict | None) -> str:
         return f"{message(run, finding)} ({checked}; tightest: {where})" if where else message(run, finding)
     counted = f" ({same} of {plural(len(verdict.findings), 'finding')})" if len(verdict.findings) > 1 else ""
     return f"{where}: {message(run, finding)}{counted}" if where else f"{message(run, finding)}{counted}"
-
-
-def what_if(run: RunAnalysis) -> Iterator[tuple[str, str, int, WhatIf]]:
-    """For each rank and phase: how many step windows have an answer, and the sum over them."""
-    for label, analysis in zip(rank_labels(run), run.ranks, strict=True):
-        answers: dict[str, list[WhatIf]] = {}
-        for window in analysis.steps.values():
-            for phase, answer in window.what_if.items():
-                answers.setdefault(phase, []).append(answer)
-        for phase, some in answers.items():
-            yield label, phase, len(some), sum(some[1:], some[0])

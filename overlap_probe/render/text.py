@@ -14,7 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from overlap_probe.render import summary
-from overlap_probe.render.advice import CAUSE_ADVICE, WAITED_FOR
+from overlap_probe.render.advice import CAUSE_ADVICE, WAITED_FOR, WHAT_IF, WHAT_IF_ASSUMES
+from overlap_probe.render.predictions import predictions
 from overlap_probe.render.words import ABSENT, clean, duration, milliseconds, number, percent, plural
 from overlap_probe.results import Collective, RunAnalysis, Verdict
 
@@ -62,9 +63,10 @@ def render_collectives(run: RunAnalysis, *, colour: bool = False) -> str:
 
 
 def _why(c: Collective) -> str:
-    """Cause, what it waited for, and the numbers that show it, as far as there are any."""
+    """Cause, what it waited for, and the numbers that show it, as far as there are any; and how busy the SMs were."""
     waited = f"waited {WAITED_FOR.get(c.waited_for, c.waited_for)}" if c.waited_for else None
-    return ": ".join(filter(None, (c.cause or waited, c.evidence and clean(c.evidence))))
+    why = ": ".join(filter(None, (c.cause or waited, c.evidence and clean(c.evidence))))
+    return "; ".join(filter(None, (why, summary.sm_activity(c))))
 
 
 def make_console(colour: bool) -> Console:
@@ -125,17 +127,13 @@ def _cause_lines(run: RunAnalysis) -> list[str]:
 
 def _what_if_lines(run: RunAnalysis) -> list[str]:
     lines = []
-    for rank, phase, windows, x in summary.what_if(run):
-        changes = [
-            ("if all gathers that can be were hidden", x.all_hidden_ns),
-            ("without waiting for other ranks", x.no_waits_ns),
-            ("without slowing GEMMs down", x.no_slowdown_ns),
-            ("with the host always in time", x.host_in_time_ns),
-        ]
-        known = [f"{duration(max(0, ns) // windows)} {what}" for what, ns in changes if ns is not None]
-        now = f"{summary.named(rank)}, {phase}: {duration(x.now_ns // windows)} a window"
-        lines.append(f"{now}; it would take {', '.join(known)}." if known else f"{now}; nothing can be predicted.")
-    return lines
+    for p in predictions(run):
+        would = ", ".join(f"{duration(ns)} with {WHAT_IF[change]}" for change, ns in p.would_ns.items())
+        now = f"{summary.named(p.rank)}, {p.phase}: {duration(p.now_ns)} a window"
+        lines.append(
+            f"{now}; it would take {would}. Worth most: {p.in_words()}." if would else f"{now}; {p.in_words()}."
+        )
+    return [*lines, WHAT_IF_ASSUMES] if lines else []
 
 
 def print_list(console: Console, width: int, title: str, lines: list[str]) -> None:
