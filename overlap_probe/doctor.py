@@ -162,7 +162,7 @@ def _nsys(machine: Machine) -> Iterator[Diagnosis]:
     if machine.nsys:
         yield Diagnosis("nsys", "ok", machine.nsys)
     else:
-        advice = "needed only to record with Nsight Systems; what it exported as SQLite is read without"
+        advice = "needed only for run --profiler nsys; what it exported as SQLite is read without"
         yield Diagnosis("nsys", "note", "not on the PATH", advice)
 
 

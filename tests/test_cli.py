@@ -115,8 +115,8 @@ MISTAKES = {
 """Commands that are wrong, and what their one line has to name."""
 
 RUN = (
-    "run --nproc 2 -o OUT/run --device cpu --schedule serial --gather process_group --children 2 --dim 64 --batch 8"
-    " --warmup 1 --steps 2 --timeout 60 --overlaps 1 --hidden '>=0' --exposed 9s --stalled 9s --net-hidden '>=0'"
+    "run --nproc 2 -o OUT/run --device cpu --profiler torch --schedule serial --gather process_group --children 2 --dim 64"
+    " --batch 8 --warmup 1 --steps 2 --timeout 60 --overlaps 1 --hidden '>=0' --exposed 9s --stalled 9s --net-hidden '>=0'"
     r" --slowdown 9s --check 'forward.all_gather.hidden > 90%' --at-least 2/2 --what-if"
     r" --rule 'all_to_all=x' --window 'ProfilerStep#\d' --min-overlap 1us --unit-label 'unit (\d+)'"
 )
