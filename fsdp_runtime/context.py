@@ -31,7 +31,7 @@ from .labels import Phase, annotate
 from .parameter_group import ParameterGroup, State
 from .reduction import ReductionQueue
 from .schedule import Schedule
-from .streams import CaptureRules, Switched, warn_if_serialised
+from .streams import CaptureRules, CurrentStream, Switched, warn_if_serialised
 
 
 class FsdpContext:
@@ -47,6 +47,7 @@ class FsdpContext:
         # stays below ``target_length + 1 + max(1, depth)`` units.
         self._most_unsharded = target_length + max(1, schedule.depth) - 1
         self._device: Any = torch.get_device_module(device)
+        self._current_stream = CurrentStream(device)
         if schedule.concurrent:
             warn_if_serialised(device)
         # High priority: when a gather and a matmul become ready together, the gather's few blocks go first.
@@ -76,7 +77,7 @@ class FsdpContext:
 
     def pre_forward(self, group: ParameterGroup) -> None:
         """A unit's forward begins. In a backward: activation checkpointing repeats it."""
-        stream = self._device.current_stream()
+        stream = self._current_stream()
         if in_backward():
             self._enter_backward(group)
             self._use(group, stream, "backward")
@@ -105,13 +106,13 @@ class FsdpContext:
             return  # the unit's backward follows and ends its use
         if not self._running:
             self._release_unused("forward")
-        self._retire(group, self._device.current_stream(), "forward")
+        self._retire(group, self._current_stream(), "forward")
         if not self._running:
             self._end_pass(group)
 
     def pre_backward(self, group: ParameterGroup, ended: list[ParameterGroup], index: int) -> None:
         """A unit's backward begins; in its forward pass it was the ``index``-th that ended."""
-        stream = self._device.current_stream()
+        stream = self._current_stream()
         self._enter_backward(group)
         self._use(group, stream, "backward")
         self._reductions.finish(stream)
@@ -120,7 +121,7 @@ class FsdpContext:
 
     def post_backward(self, group: ParameterGroup) -> None:
         """A unit's backward ended: its parameters have their gradients, or never will in this backward."""
-        stream = self._device.current_stream()
+        stream = self._current_stream()
         self._in_backward.pop(group, None)
         self._reduce(group, stream)
         if group.state is State.IN_USE:
@@ -154,7 +155,7 @@ class FsdpContext:
         """A forward or a backward begins. changed: since the last one somebody may have written the shards."""
         if self._is_open:  # the last one was aborted
             self._close()
-        stream, caller = self._gather_stream, self._device.current_stream()
+        stream, caller = self._gather_stream, self._current_stream()
         if changed:
             # The optimizer wrote the shards on the caller's stream, which knows that peers have read the last ones.
             stream.wait_stream(caller)
@@ -168,7 +169,7 @@ class FsdpContext:
     def _close(self) -> None:
         """It ends: what the caller does next, or a CUDA graph's end, comes after all gathers, also after peers'."""
         self._is_open = False
-        caller = self._device.current_stream()
+        caller = self._current_stream()
         for exchange in self._exchanges:
             exchange.close(self._gather_stream, caller)
         caller.wait_stream(self._gather_stream)
@@ -188,12 +189,12 @@ class FsdpContext:
         self._pending.clear()
         for group in self.groups:
             if group.state is not State.SHARDED:
-                self._retire(group, self._device.current_stream(), "forward")
+                self._retire(group, self._current_stream(), "forward")
         self._release_pending(0, "forward")
         if self._backward_runs:
             self._backward_runs = False
             self._in_backward.clear()
-            self._reductions.abandon(self._device.current_stream())
+            self._reductions.abandon(self._current_stream())
             for group in self.groups:
                 group.discard_gradients()
 
@@ -209,7 +210,7 @@ class FsdpContext:
 
     def _end_backward(self) -> None:
         """Called by autograd at the end: what is left is reduced, joined and released before ``backward()`` returns."""
-        stream = self._device.current_stream()
+        stream = self._current_stream()
         for group in list(self._in_backward):  # no input required a gradient: nothing told that the backward ended
             self.post_backward(group)
         for group in self.groups:
@@ -284,7 +285,7 @@ class FsdpContext:
     def _release_unused(self, phase: Phase) -> None:
         """Releases what was gathered ahead and then not used."""
         while self._ahead:
-            self._retire(self._ahead.pop(), self._device.current_stream(), phase)
+            self._retire(self._ahead.pop(), self._current_stream(), phase)
 
     def _release_pending(self, length: int, phase: Phase) -> None:
         while len(self._pending) > length:
@@ -296,4 +297,4 @@ class FsdpContext:
 
     @property
     def _gather_stream(self) -> Any:
-        return self.all_gather_stream if self.schedule.concurrent else self._device.current_stream()
+        return self.all_gather_stream if self.schedule.concurrent else self._current_stream()

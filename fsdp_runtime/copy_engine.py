@@ -49,12 +49,13 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import _symmetric_memory as symmetric_memory
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from . import stream_memory
 from .gather import Exchange, Gather, Handle
@@ -79,6 +80,9 @@ class CopyEngineGather(Gather):
         self._device = device
         self._world = group.size()
         self._rank = group.rank()
+        self._copies: MutableMapping[torch.Tensor, list[tuple[torch.Tensor, torch.Tensor]]] = WeakTensorKeyDictionary()
+        """By a unit's first buffer: its copies, because to look each of them up costs more than to issue it. They go
+        with that buffer: it is a view, and they refer to what it is a view of."""
 
     def empty_shard(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """A collective on a GPU: the ranks map each other's memory."""
@@ -100,16 +104,29 @@ class CopyEngineGather(Gather):
         event: Any,
     ) -> Handle:
         if shards:
-            peers = symmetric_memory.rendezvous(shards[0], self._group.group_name)  # already mapped: a look-up
-            for distance in range(1, self._world):  # each rank begins with another peer, so that no link is asked twice
-                peer = (self._rank + distance) % self._world
-                for buffer, shard in zip(buffers, shards, strict=True):
-                    place = buffer.narrow(0, peer * shard.numel(), shard.numel())
-                    place.copy_(peers.get_buffer(peer, shard.shape, shard.dtype, int(shard.storage_offset())))
-            for buffer, shard in zip(buffers, shards, strict=True):
-                buffer.narrow(0, self._rank * shard.numel(), shard.numel()).copy_(shard)
+            copies = self._copies.get(buffers[0])
+            if copies is None:
+                copies = self._copies[buffers[0]] = self._plan(buffers, shards)
+            for place, source in copies:
+                place.copy_(source)
         event.record(stream)
         return Handle(event, None)
+
+    @torch.inference_mode(False)
+    def _plan(
+        self, buffers: Sequence[torch.Tensor], shards: Sequence[torch.Tensor]
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """What goes where, in the order of the copies. A unit makes its buffers and shards once and together."""
+        rendezvous = symmetric_memory.rendezvous(shards[0], self._group.group_name)  # already mapped: a look-up
+        copies = []
+        for distance in range(1, self._world + 1):  # each rank begins with another peer, so no link is asked twice
+            peer = (self._rank + distance) % self._world
+            for buffer, shard in zip(buffers, shards, strict=True):
+                source = shard
+                if peer != self._rank:
+                    source = rendezvous.get_buffer(peer, shard.shape, shard.dtype, int(shard.storage_offset()))
+                copies.append((buffer.narrow(0, peer * shard.numel(), shard.numel()), source))
+        return copies
 
     def exchange(self) -> Exchange:
         return PassSignals(self._group, self._device)

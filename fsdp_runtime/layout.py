@@ -111,32 +111,37 @@ class Layout:
     def pack(self, gradients: Sequence[torch.Tensor | None], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """``[world * shard_numel]``: the gradients, rank-major and cast; a missing one and all padding are zero.
 
-        May share the memory of a gradient.
+        May share the memory of a gradient. Else it is a concatenation of ``[world, n]`` columns, which on a GPU is one
+        kernel for all of them (unless it casts), where copies into their strided places would be one for each.
         """
-        first = gradients[0]
-        if len(gradients) == 1 and self.has_no_padding and first is not None:
-            return first.to(dtype).reshape(-1)  # laid out already
-        make = torch.zeros if not self.has_no_padding or any([g is None for g in gradients]) else torch.empty
-        packed = make(self.world, self.shard_numel, dtype=dtype, device=device)
-        places: list[torch.Tensor] = []
-        values: list[torch.Tensor] = []
-        for piece, gradient in zip(self.pieces, gradients, strict=True):
-            if gradient is None or piece.numel == 0:
-                continue
-            columns = packed.narrow(1, piece.offset, piece.numel)
-            full, rest = divmod(piece.shape.numel(), piece.numel)  # ranks with all their rows; elements of the next's
-            if full < self.world:
-                gradient = gradient.reshape(-1)
-                if rest:
-                    places.append(columns[full, :rest])
-                    values.append(gradient[-rest:])
-                    gradient = gradient[:-rest]
-                columns = columns[:full]
-            places.append(columns)
-            values.append(gradient.reshape(full, piece.numel))
-        if places:
-            torch._foreach_copy_(places, values)
-        return packed.view(-1)
+        present = [gradient for gradient in gradients if gradient is not None]
+        if not self.has_no_padding or len(present) < len(gradients):
+            columns = self._padded(gradients, dtype, device)
+        elif len(present) > 1:
+            columns = [g.reshape(self.world, piece.numel) for piece, g in zip(self.pieces, present, strict=True)]
+        else:
+            return present[0].to(dtype).reshape(-1)  # laid out already
+        packed = torch.empty(self.world, self.shard_numel, dtype=dtype, device=device)
+        return torch.cat(columns, dim=1, out=packed).view(-1)
+
+    def _padded(
+        self, gradients: Sequence[torch.Tensor | None], dtype: torch.dtype, device: torch.device
+    ) -> list[torch.Tensor]:
+        """The columns of ``pack``: each gradient, filled up with zeros, and the gap behind its shards."""
+        ends = [*[piece.offset for piece in self.pieces[1:]], self.shard_numel]
+        gaps = [self.world * (end - piece.offset - piece.numel) for piece, end in zip(self.pieces, ends, strict=True)]
+        missing = [
+            self.world * piece.numel - (0 if gradient is None else gradient.numel())
+            for piece, gradient in zip(self.pieces, gradients, strict=True)
+        ]
+        zeros = torch.zeros(max(*gaps, *missing), dtype=dtype, device=device)
+        columns: list[torch.Tensor] = []
+        for gradient, gap, fill in zip(gradients, gaps, missing, strict=True):
+            parts = [] if gradient is None else [gradient.reshape(-1)]
+            if fill or not parts:
+                parts.append(zeros[:fill])
+            columns += [parts[0] if len(parts) == 1 else torch.cat(parts), zeros[:gap]]
+        return [column.view(self.world, column.numel() // self.world) for column in columns]
 
 
 def _own_storage(view: torch.Tensor) -> torch.Tensor:

@@ -8,11 +8,38 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
 from .errors import FsdpError
+
+
+class CurrentStream:
+    """Called, it says which stream of a device is current.
+
+    ``torch.cuda.current_stream`` makes a new object at each call, and every hook asks. So CUDA is asked for the
+    stream's address, at a fraction of the host time, and a stream that was seen before is the object made then.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._ask: Callable[[], Any] = torch.get_device_module(device).current_stream
+        self._address: Callable[[], int] | None = None
+        self._seen: dict[int, Any] = {}
+        if device.type == "cuda":
+            self._ask = partial(self._ask, device)
+            self._address = partial(torch._C._cuda_getCurrentRawStream, device.index)
+
+    def __call__(self) -> Any:
+        if self._address is None:
+            return self._ask()
+        address = self._address()
+        stream = self._seen.get(address)
+        if stream is None:
+            stream = self._seen[address] = self._ask()
+        return stream
 
 
 class Switched:

@@ -368,6 +368,28 @@ def test_a_part_without_time_is_named_as_not_reached(tmp_path: Path) -> None:
 # What is measured, with one rank on the CPU
 
 
+def test_the_device_sleeps_longer_than_the_slowest_rank_s_host_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    from scripts.evidence import device
+
+    slept: list[float] = []
+
+    def once(work: object, sleep_us: float) -> tuple[float, float]:
+        slept.append(sleep_us)
+        return 5.0, 900_000.0 if len(slept) == 1 else 20_000.0 + len(slept)  # the first makes communicators
+
+    for name, value in {"TYPE": "cpu", "_once": once, "synchronize": lambda: None}.items():
+        monkeypatch.setattr(device, name, value)
+    monkeypatch.setattr(device.dist, "barrier", lambda: None)
+    monkeypatch.setattr(device, "largest", lambda value: value)
+    alone = device.times(lambda: None)
+    assert alone["slept_us"] == 1.5 * 20_004  # what the last of 4 warm-ups took
+    assert slept == [15_000.0] * 4 + [1.5 * 20_004] * 20
+    monkeypatch.setattr(device, "largest", lambda value: max(value, 60_000.0))  # another rank's
+    assert device.times(lambda: None)["slept_us"] == 60_000.0
+    assert device.times(lambda: None, ahead=False)["slept_us"] == 0
+
+
 MEASURE = """
 import sys, torch, torch.distributed as dist
 from collections.abc import Callable

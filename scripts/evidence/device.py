@@ -50,8 +50,8 @@ def synchronize() -> None:
 
 
 def sleep(microseconds: float) -> None:
-    """Keeps the current stream busy, so that what is issued meanwhile finds its stream full."""
-    if TYPE == "cuda":
+    """Keeps the current stream busy, so that what is issued meanwhile finds its stream full. For 0, does nothing."""
+    if TYPE == "cuda" and microseconds:
         torch.cuda._sleep(int(microseconds * CYCLES_PER_US))  # type: ignore[no-untyped-call]
 
 
@@ -63,33 +63,45 @@ def used_bytes() -> int | None:
     return total - free
 
 
-def ahead_us(host_us: list[float]) -> float:
-    """How long the device must sleep to let the host issue work that took it ``host_us`` before."""
-    return min(MOST_AHEAD_US, max(LEAST_AHEAD_US, 1.5 * max(host_us, default=0)))
+def largest(value: float) -> float:
+    """Of all ranks: so that all of them pass a check, or none, and wait as long for each other."""
+    values: list[float] = [0.0] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return max(values)
+
+
+def ahead_us(host_us: float) -> float:
+    """How long every rank's device must sleep to let the slowest host issue work that took this one ``host_us``."""
+    return largest(min(MOST_AHEAD_US, max(LEAST_AHEAD_US, 1.5 * host_us)))
 
 
 def times(work: Callable[[], Any], ahead: bool = True) -> dict[str, Any]:
     """Medians of ``REPEATS`` runs on this rank, us, and the memory that they took, bytes.
 
-    ahead: the device sleeps before each for longer than the host needs to issue it, so that what is timed is the device
-    and not the host. ``peak_bytes`` is what the caching allocator handed out at most beyond what it had before.
+    ahead: the device sleeps before each for longer than the host needs to issue it, as measured in the warm-up, so that
+    what is timed is the device and not the host. ``slept_us`` is how long. ``peak_bytes`` is what the caching allocator
+    handed out at most beyond what it had before.
     """
     device_us: list[float] = []
     host_us: list[float] = []
     resting = 0
+    slept_us = LEAST_AHEAD_US if ahead else 0.0
     for at in range(WARMUP + REPEATS):
+        if at == WARMUP and ahead:
+            slept_us = ahead_us(max(host_us[-2:]))  # the first ones allocate, and make communicators
         dist.barrier()
         synchronize()
         if at == WARMUP and TYPE == "cuda":
             torch.cuda.reset_peak_memory_stats()
             resting = torch.cuda.memory_allocated()
-        on_device, on_host = _once(work, ahead_us(host_us[-2:]) if ahead else 0)
+        on_device, on_host = _once(work, slept_us)
         device_us.append(on_device)
         host_us.append(on_host)
     measured = {
         "device_us": statistics.median(device_us[WARMUP:]),
         "device_us_all": [round(t, 1) for t in device_us[WARMUP:]],
         "host_us": statistics.median(host_us[WARMUP:]),
+        "slept_us": slept_us,
     }
     if TYPE == "cuda":
         measured["resting_bytes"] = resting
@@ -106,8 +118,7 @@ def _once(work: Callable[[], Any], sleep_us: float) -> tuple[float, float]:
         took = (time.perf_counter() - began) * 1e6
         return took, took
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    if sleep_us:
-        sleep(sleep_us)
+    sleep(sleep_us)
     start.record()
     began = time.perf_counter()
     work()

@@ -45,6 +45,9 @@ BASE = "FSDP2"
 MEASURED = ("no_grad_us", "forward_us", "step_us")
 """A forward under no_grad; the forward of a training step; that with its backward."""
 
+LEAST = "least_step_us"
+"""The quickest step: two runtimes of the same code differ less in it than in the median, as noise only adds."""
+
 Passes = Callable[[], tuple[float, float, float]]
 """Runs once what is measured, and says the seconds that the host took for each."""
 
@@ -61,7 +64,7 @@ def main(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         dist.init_process_group(**backend, init_method=f"file://{folder}/store", rank=0, world_size=1)
         try:
-            result = _measure(init_device_mesh(device.type, (1,)), device, options.repeat)
+            result = _measure(init_device_mesh(device.type, (1,)), device, options.repeat, options.calls)
         finally:
             dist.destroy_process_group()
     print(_table(result))
@@ -75,6 +78,7 @@ def main(arguments: list[str]) -> int:
 def _options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmark --host", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--repeat", type=_positive, default=25, metavar="N", help="times each is made (%(default)s)")
+    parser.add_argument("--calls", action="store_true", help="also list what a unit calls of torch and CUDA, profiled")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers there")
     return parser.parse_args(arguments)
 
@@ -86,7 +90,7 @@ def _positive(text: str) -> int:
     return number
 
 
-def _measure(mesh: DeviceMesh, device: torch.device, repeat: int) -> dict[str, Any]:
+def _measure(mesh: DeviceMesh, device: torch.device, repeat: int, calls: bool) -> dict[str, Any]:
     on_gpu = device.type == "cuda"
     result: dict[str, Any] = {
         "device": torch.cuda.get_device_name(device) if on_gpu else "CPU",
@@ -112,8 +116,13 @@ def _measure(mesh: DeviceMesh, device: torch.device, repeat: int) -> dict[str, A
                 rows[name]["unavailable"] = f"{type(error).__name__}: {error}"
             if "unavailable" in rows[name]:
                 passes.pop(name, None)
-        for name, medians in _medians(passes, repeat).items():
-            rows[name] |= dict(zip(MEASURED, medians, strict=True))
+        for name, measured in _take_turns(passes, repeat).items():
+            for key, times in zip(MEASURED, zip(*measured, strict=True), strict=True):
+                rows[name][key] = statistics.median(times)
+            rows[name][LEAST] = min(step for *_, step in measured)
+        if calls:
+            for name, measure in passes.items():
+                rows[name]["calls"] = _calls(measure)
         result["cases"] += rows.values()
     return result
 
@@ -148,8 +157,9 @@ def _passes(case: Case | None, mesh: DeviceMesh, device: torch.device, bias: boo
     return passes
 
 
-def _medians(passes: dict[str, Passes], repeat: int) -> dict[str, list[float]]:
-    """Of each of MEASURED, in us a unit. Runtimes take turns, so that a machine that gets slower does so for all."""
+def _take_turns(passes: dict[str, Passes], repeat: int) -> dict[str, list[tuple[float, ...]]]:
+    """Of each runtime all passes, as MEASURED, in us a unit. In turns, so that a machine that gets slower does so for
+    all."""
     seconds: dict[str, list[tuple[float, float, float]]] = {name: [] for name in passes}
     gc.collect()
     gc.disable()  # a collection is not the runtime's doing, and falls on whichever is measured
@@ -161,9 +171,19 @@ def _medians(passes: dict[str, Passes], repeat: int) -> dict[str, list[float]]:
                 seconds[name] += [measure() for _ in range(TURN)]
     finally:
         gc.enable()
+    return {name: [tuple(s * 1e6 / UNITS for s in one) for one in measured] for name, measured in seconds.items()}
+
+
+def _calls(passes: Passes) -> dict[str, tuple[float, float]]:
+    """How often a unit calls what the profiler sees of torch, c10d and CUDA in a forward under no_grad and a step, and
+    the us that it takes, profiled, without what it calls itself; longest first."""
+    with torch.profiler.profile() as profiler:
+        passes()
+    seen = sorted(profiler.key_averages(), key=lambda call: -call.self_cpu_time_total)
     return {
-        name: [statistics.median(column) * 1e6 / UNITS for column in zip(*measured, strict=True)]
-        for name, measured in seconds.items()
+        call.key: (call.count / UNITS, call.self_cpu_time_total / UNITS)
+        for call in seen
+        if call.device_type == torch._C._autograd.DeviceType.CPU and call.count >= UNITS
     }
 
 
@@ -178,14 +198,18 @@ def _table(result: dict[str, Any]) -> str:
         rows = [row for row in result["cases"] if row["bias"] is bias]
         base = next((row for row in rows if row["runtime"] == BASE and "step_us" in row), None)
         title = "Linear with bias (2 parameters)" if bias else "Linear without bias (1 parameter)"
-        lines += ["", f"{title:33} {'no_grad':>8} {'forward':>8} {'+ backward':>10}   of {BASE}'s"]
+        lines += ["", f"{title:33} {'no_grad':>8} {'forward':>8} {'+ backward':>10} {'least':>8}   of {BASE}'s"]
         for row in rows:
             if "unavailable" in row:
                 lines.append(f"{row['runtime']:33} {row['unavailable'].splitlines()[0][:70]}")
                 continue
             line = f"{row['runtime']:33} {row['no_grad_us']:8.1f} {row['forward_us']:8.1f} {row['step_us']:10.1f}"
+            line += f" {row[LEAST]:8.1f}"
             if base is not None:
-                ratios = (row[key] / base[key] for key in MEASURED)
+                ratios = (row[key] / base[key] for key in (*MEASURED, LEAST))
                 line += "   " + " / ".join(f"{ratio:.2f}" for ratio in ratios)
             lines.append(line)
+        for row in (row for row in rows if "calls" in row):
+            lines += ["", f"{row['runtime']}: calls a unit, and us of their own, profiled"]
+            lines += [f"{times:6.1f} {us:7.1f}  {name[:90]}" for name, (times, us) in row["calls"].items()]
     return "\n".join(lines)

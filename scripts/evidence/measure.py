@@ -99,7 +99,7 @@ def _linear_step(case: Case, mesh: DeviceMesh, traces: Path) -> Result:
     if is_sharded:
         step()
         with torch.no_grad():
-            error = _largest(_size(sharded(x) - after) / _size(after - before))
+            error = device.largest(_size(sharded(x) - after) / _size(after - before))
         assert error < LARGEST_ERROR, f"the output after a step is off by {error:.1%} of what the step changed"
     for group in optimizer.param_groups:
         group["lr"] = 1e-9  # the same work on data that stays the same: a GPU's power depends on it
@@ -172,21 +172,14 @@ def _size(tensor: torch.Tensor) -> float:
     return float(tensor.float().norm())
 
 
-def _largest(value: float) -> float:
-    """Of all ranks: so that all of them pass a check, or none."""
-    values: list[float] = [0.0] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return max(values)
-
-
 def _trace(work: Callable[[], Any], folder: Path, host_us: float | None, steps: int = TRACED) -> None:
     """host_us: how long the host needs for it, if the device is to sleep meanwhile; None lets it find the device as it
     is."""
+    sleep_us = 0.0 if host_us is None else device.ahead_us(2 * host_us)  # the profiler makes the host slower
     dist.barrier()
     with capture(folder, warmup=2, steps=steps) as end_step:
         for _ in range(2 + steps):
-            if host_us is not None:
-                device.sleep(device.ahead_us([2 * host_us]))  # the profiler makes the host slower
+            device.sleep(sleep_us)
             work()
             end_step()
 

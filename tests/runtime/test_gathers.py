@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 import random
+import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -179,6 +180,31 @@ def test_peers_shards_are_copied_first_the_next_rank_s_before_all_and_the_own_on
     assert buffer.tolist() == [0] * 4 + [1] * 4 + [2] * 4 + [0] * 2 + [1] * 2 + [2] * 2
     # Places of the first parameter at 0, 4, 8, of the second at 12, 14, 16; ranks 2, 0, 1.
     assert copies.offsets == [8, 16, 0, 12, 4, 14]
+
+
+def test_a_peer_is_looked_up_once_for_each_unit_and_its_shard_read_at_each_gather(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    peer_s = torch.tensor([1.0, 2.0])
+    asked: list[int] = []
+    handle = SimpleNamespace(get_buffer=lambda peer, *_: (asked.append(peer), peer_s)[1])
+    monkeypatch.setattr(copy_engine.symmetric_memory, "rendezvous", lambda *_: handle)
+    group: Any = SimpleNamespace(rank=lambda: 0, size=lambda: 2, group_name="")
+    event: Any = SimpleNamespace(record=lambda stream: None)
+    gather = CopyEngineGather(group, torch.device("cpu"))
+    own, other_own = torch.tensor([3.0, 4.0]), torch.tensor([5.0, 6.0])
+    buffer, other = torch.zeros(2, 4)  # views, as those of a unit are
+    for _ in range(2):
+        gather.gather([buffer], [own], group, None, event)
+        gather.gather([other], [other_own], group, None, event)
+        assert torch.equal(buffer, torch.cat((own, peer_s)))
+        assert torch.equal(other, torch.cat((other_own, peer_s)))
+        own += 1  # optimizers' steps
+        peer_s += 1
+    assert asked == [1, 1]
+    shard = weakref.ref(own)
+    del buffer, own
+    assert shard() is None  # what is remembered of a unit goes with it
 
 
 class _Told(ProcessGroupGather):

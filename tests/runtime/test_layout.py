@@ -66,6 +66,15 @@ def test_a_missing_gradient_is_packed_as_zeros(shapes: list[torch.Size], world: 
     assert not layout.pack([None] * len(shapes), torch.float32, torch.device("cpu")).any()
 
 
+def test_gradients_without_padding_are_packed_rank_major_and_cast() -> None:
+    layout = Layout.of([torch.Size([2, 64]), torch.Size([0, 3]), torch.Size([128])], world=2)
+    assert layout.has_no_padding  # 64 elements a rank, none, and 64
+    weight, bias = torch.arange(128.0).view(2, 64), torch.arange(128.0) + 500
+    packed = layout.pack([weight, torch.empty(0, 3), bias], torch.float64, torch.device("cpu"))
+    assert packed.dtype == torch.float64
+    assert torch.equal(packed, torch.cat((weight[0], bias[:64], weight[1], bias[64:])).double())
+
+
 def test_writing_the_buffer_does_not_look_like_a_change_of_the_parameter() -> None:
     layout = Layout.of([torch.Size([2, 2])], world=1)
     unsharded = torch.zeros(layout.unsharded_numel)
