@@ -9,89 +9,28 @@ exposure). Waiting for a peer shows only where all ranks are compared: `ranks` a
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from overlap_probe.collectives import Classified
-from overlap_probe.intervals import Intervals, covered, union
+from overlap_probe.compute_streams import ComputeStreams
+from overlap_probe.labels import ROOT
 from overlap_probe.results import Collective
-from overlap_probe.tables import CPU_COLLECTIVE, I64, KERNEL, MEMCPY, NO_TIME, Trace
+from overlap_probe.steady import steady_waits
+from overlap_probe.tables import I64, NO_TIME, Trace
 from overlap_probe.units import duration
+from overlap_probe.waits import AT_ONCE_NS, SMALL_QUEUE_NS, Way, short
 
-SMALL_QUEUE_NS = 20_000
-"""Up to this long a collective started as soon as it was launched (design, section 3)."""
 LEAST_EXPOSED_NS = 10_000
 LEAST_EXPOSED_SHARE = 0.10
-AT_ONCE_NS = 10_000
-"""What starts this soon after something else ended started right at its end."""
-TAIL_SHARE = 0.35
-"""The tail of a kernel: the last partial wave of its blocks, at most this share of its time."""
 
 
 def needs_cause(c: Collective) -> bool:
     """Whether enough of it is exposed to ask why."""
     return c.op == "all_gather" and c.exposed_ns > max(LEAST_EXPOSED_NS, LEAST_EXPOSED_SHARE * c.time_ns)
-
-
-def needs_sms(trace: Trace, row: int) -> bool:
-    """Whether an activity needs SMs: a kernel does, so does a copy inside one device, one between devices does not."""
-    activities = trace.activities
-    source, target = activities.source[row], activities.target[row]
-    inside = source == target if source >= 0 and target >= 0 else "DtoD" in trace.names[activities.name[row]]
-    return bool(activities.kind[row] == KERNEL or (activities.kind[row] == MEMCPY and inside))
-
-
-@dataclass(frozen=True)
-class ComputeStreams:
-    """The activities of the compute streams that are no collectives, in order of start."""
-
-    trace: Trace
-    rows: I64
-    start_ns: I64
-    end_ns: I64
-    reach_ns: I64
-    """Latest end among an activity and all before it."""
-    compute: Intervals
-    """When compute ran on them."""
-    streams: frozenset[int]
-    by_end: I64
-    """Rows of all activities of the trace, in order of end."""
-
-    @classmethod
-    def of(cls, trace: Trace, classified: Classified, streams: I64) -> ComputeStreams:
-        activities = trace.activities
-        on_them = np.isin(activities.stream, streams)
-        rows = np.flatnonzero(on_them & (classified.collective < 0))
-        compute = on_them & classified.is_compute
-        start, end = activities.start_ns[rows], activities.end_ns[rows]
-        reach = np.maximum.accumulate(end) if len(end) else end
-        times = union(activities.start_ns[compute], activities.end_ns[compute])
-        by_end = np.argsort(activities.end_ns, kind="stable")
-        return cls(trace, rows, start, end, reach, times, frozenset(streams.tolist()), by_end)
-
-    def running_at(self, at_ns: int) -> list[int]:
-        """Rows of the activities that began before a moment and had not ended."""
-        found = []
-        place = int(np.searchsorted(self.start_ns, at_ns, side="left")) - 1
-        while place >= 0 and self.reach_ns[place] >= at_ns:
-            if self.end_ns[place] >= at_ns:
-                found.append(int(self.rows[place]))
-            place -= 1
-        return found
-
-    def ended_between(self, start_ns: int, end_ns: int) -> I64:
-        """Rows of the activities, of any stream, that ended between two moments, the latest first."""
-        end = self.trace.activities.end_ns
-        first = np.searchsorted(end, start_ns, side="left", sorter=self.by_end)
-        last = np.searchsorted(end, end_ns, side="right", sorter=self.by_end)
-        rows: I64 = self.by_end[first:last][::-1]
-        return rows
-
-    def amount(self, start_ns: int, end_ns: int) -> int:
-        """How long compute ran between two moments, ns."""
-        return int(covered(np.array([start_ns]), np.array([end_ns]), self.compute)[0]) if end_ns > start_ns else 0
 
 
 def explain(
@@ -103,18 +42,22 @@ def explain(
 ) -> list[Collective]:
     """The same collectives with ``cause``, ``waited_for`` and ``evidence``; window_of: window of each activity."""
     work = ComputeStreams.of(trace, classified, compute_streams)
-    began: dict[tuple[str, int, int], int] = {}
+    passes: dict[tuple[str, int, int], list[Collective]] = defaultdict(list)
     for c in collectives:
         if c.op == "all_gather":
-            began.setdefault(_pass(c, window_of, classified), c.start_ns)
+            passes[_pass(c, window_of, classified)].append(c)
+    steady = steady_waits(passes.values(), work)
     free: dict[int, int] = {}
     result = []
     for c in collectives:
         if c.op == "all_gather":
-            began_ns = began[_pass(c, window_of, classified)]
+            same_pass = passes[_pass(c, window_of, classified)]
+            began_ns = same_pass[0].start_ns
             free_ns = max(free.get(stream, began_ns) for stream in c.streams)
-            gather = _Gather(c, int(classified.first[c.index]), began_ns, free_ns, work)
-            waited_for, why = gather.waited_for()
+            leads = c.unit == ROOT or c is next(g for g in same_pass if g.unit != ROOT)
+            way = Way(c, int(classified.first[c.index]), steady.get(c.index), work)
+            waited_for, why = way.waited_for()
+            gather = _Gather(c, began_ns, free_ns, leads, way)
             cause, evidence = gather.cause(waited_for, why) if needs_cause(c) else (None, why)
             c = replace(c, cause=cause, waited_for=waited_for, evidence=evidence)
         free |= dict.fromkeys(c.streams, c.end_ns)
@@ -131,13 +74,17 @@ class _Gather:
     """One all-gather among the compute of its rank."""
 
     c: Collective
-    row: int
-    """Row of its first activity."""
     began_ns: int
     """Start of the first gather of its pass."""
     free_ns: int
     """End of the collective before it on its streams; the start of its pass if there was none since."""
-    work: ComputeStreams
+    leads: bool
+    """It is the root's or the first child's, for which the first compute of the pass has to wait."""
+    way: Way
+
+    @property
+    def work(self) -> ComputeStreams:
+        return self.way.work
 
     def cause(self, waited_for: str | None, why: str | None) -> tuple[str, str]:
         """The first cause of the design's table that the timeline shows, and the numbers that show it."""
@@ -151,7 +98,7 @@ class _Gather:
                 if c.start_ns > self.began_ns
                 else "before it"
             )
-            return "first", f"no compute had run {since}: there was nothing to hide behind"
+            return "first", f"no compute had run {since}: there was nothing to hide behind{self._compute_came_late()}"
         if c.mechanism == "cpu" and c.launch_ns is not None and not work.amount(c.launch_ns, c.end_ns):
             waited = duration(c.end_ns - c.launch_ns)
             return (
@@ -163,8 +110,22 @@ class _Gather:
             return "late_launch", late
         if waited_for:
             return {"sm": "sm_contention"}.get(waited_for, waited_for), str(why)
-        longer = self._longer_than_compute()
-        return ("longer_than_compute", longer) if longer else ("unknown", self._what_is_known())
+        if longer := self._longer_than_compute():
+            return "longer_than_compute", longer
+        if shortly := self.way.waited_shortly():
+            return "dependency", shortly
+        held_up = self.way.held_up()
+        return ("sm_contention", held_up) if held_up else ("unknown", self._what_is_known())
+
+    def _compute_came_late(self) -> str:
+        """That a gather for which the first compute need not wait ran beside none of it because of the host."""
+        c, activities, names = self.c, self.work.trace.activities, self.work.trace.names
+        row = None if self.leads else self.work.next_compute(c.start_ns)
+        if row is None or activities.launch_ns[row] <= c.start_ns:
+            return ""
+        launch, kernel = int(activities.launch_ns[row]), short(names[activities.name[row]])
+        late = f"{duration(launch - c.end_ns)} after it had ended" if launch > c.end_ns else "after it had begun"
+        return f"; the next compute, {kernel}, was launched {late}: the host came late"
 
     def _late_launch(self) -> str | None:
         """Whether the host came last: it started when launched, and compute that could hide it had begun before."""
@@ -192,75 +153,9 @@ class _Gather:
         c = self.c
         if c.launch_ns is None or c.queue_ns is None or c.start_ns - c.launch_ns > SMALL_QUEUE_NS + c.queue_ns:
             return False
-        returned_ns = int(self.work.trace.activities.returned_ns[self.row])
+        returned_ns = int(self.work.trace.activities.returned_ns[self.way.row])
         at_once = returned_ns != NO_TIME and c.start_ns - returned_ns <= SMALL_QUEUE_NS
         return c.queue_ns <= SMALL_QUEUE_NS or at_once
-
-    def waited_for(self) -> tuple[str | None, str | None]:
-        """What a gather with more than a small queue waited for on its own rank, and what shows it."""
-        c, work = self.c, self.work
-        if c.launch_ns is None or c.queue_ns is None or c.queue_ns <= SMALL_QUEUE_NS or work.streams & set(c.streams):
-            return None, None
-        if work.trace.activities.kind[self.row] == CPU_COLLECTIVE:
-            return None, None
-        ended = work.ended_between(c.start_ns - AT_ONCE_NS, c.start_ns)
-        activities = work.trace.activities
-        elsewhere = [int(row) for row in ended if activities.stream[row] not in c.streams]
-        waited_on = [row for row in elsewhere if activities.launch_ns[row] <= c.launch_ns]
-        own_business = [row for row in waited_on if activities.stream[row] not in work.streams]
-        if own_business:
-            return "dependency", self._right_after(own_business[0])
-        # A kernel that was launched later cannot be what it was made to wait for: it took the SMs before it.
-        took_over = [row for row in elsewhere if activities.launch_ns[row] > c.launch_ns]
-        for row in [*work.running_at(c.start_ns), *took_over]:
-            shown = self._lack_of_sms(row)
-            if shown:
-                return "sm", shown
-        return ("dependency", self._right_after(waited_on[0])) if waited_on else (None, None)
-
-    def _right_after(self, row: int) -> str:
-        """What shows that it waited for an activity of another stream."""
-        c, activities, names = self.c, self.work.trace.activities, self.work.trace.names
-        waited, gap = c.start_ns - (c.launch_ns or 0), c.start_ns - int(activities.end_ns[row])
-        return (
-            f"launched {duration(waited)} before it started, its stream free for {duration(c.queue_ns or 0)}; "
-            f"it started {duration(gap)} after {short(names[activities.name[row]])} "
-            f"on stream {activities.stream[row]} ended"
-        )
-
-    def _lack_of_sms(self, row: int) -> str | None:
-        """Whether it started only in the tail, or at the end, of a kernel that filled the device while it was ready."""
-        trace, c = self.work.trace, self.c
-        activities, device = trace.activities, trace.device
-        start, end, blocks = (int(x[row]) for x in (activities.start_ns, activities.end_ns, activities.blocks))
-        fills = activities.kind[row] == KERNEL and device.sms is not None and blocks >= device.sms
-        if not fills or not needs_sms(trace, self.row):
-            return None
-        left_ns, ready_ns = end - c.start_ns, c.start_ns - (c.queue_ns or 0)
-        if left_ns > TAIL_SHARE * (end - start) or min(c.start_ns, end) - max(start, ready_ns) <= SMALL_QUEUE_NS:
-            return None
-        mine, kernel = self._blocks(self.row), short(trace.names[activities.name[row]])
-        what = f"its {mine}" if mine else "its copy inside the device"
-        when = f"{duration(left_ns)} before that ended" if left_ns > 0 else f"{duration(-left_ns)} after its end"
-        return (
-            f"ready {duration(c.queue_ns or 0)} before it started; {what} waited for {kernel} "
-            f"({self._blocks(row)} on {device.sms} SMs) and started {when}"
-        )
-
-    def _blocks(self, row: int) -> str:
-        """A kernel's grid: ``24 blocks of 544 threads, 96 registers each``; empty for a copy."""
-        blocks, threads, registers = (
-            int(column[row])
-            for column in (
-                self.work.trace.activities.blocks,
-                self.work.trace.activities.threads,
-                self.work.trace.activities.registers,
-            )
-        )
-        if blocks <= 0:
-            return ""
-        each = f", {registers} registers each" if registers > 0 else ""
-        return f"{blocks} blocks" + (f" of {threads} threads{each}" if threads > 0 else "")
 
     def _longer_than_compute(self) -> str | None:
         """Whether it covers all the compute that began beside it, and more, and could not have started much earlier."""
@@ -285,9 +180,3 @@ class _Gather:
         return (
             f"launched {duration(c.start_ns - c.launch_ns)} before it started, queued for {duration(c.queue_ns or 0)}"
         )
-
-
-def short(name: str) -> str:
-    """A kernel's name without its parameters."""
-    head = name.removeprefix("void ").split("<")[0].split("(")[0] or name
-    return head if len(head) <= 60 else head[:57] + "..."

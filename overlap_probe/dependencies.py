@@ -19,8 +19,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from overlap_probe.causes import AT_ONCE_NS, SMALL_QUEUE_NS
 from overlap_probe.pieces import Part, Piece
+from overlap_probe.waits import AT_ONCE_NS, COPIES_AT_ONCE_NS, SMALL_QUEUE_NS
 
 
 def infer_dependencies(pieces: Sequence[Piece], part: Part) -> None:
@@ -79,7 +79,7 @@ def _collectives_need_work(by_launch: Sequence[Piece], compute_streams: set[int]
 def _ended_just_before(p: Piece, by_end: Sequence[Piece]) -> list[Piece]:
     """What ended last on another stream before it was ready, if that was just before and it was launched earlier."""
     # Copies may wait for other ranks, too, which came a little later for the same reason.
-    just_ns = AT_ONCE_NS if p.is_kernel or p.collective < 0 else 2 * SMALL_QUEUE_NS
+    just_ns = AT_ONCE_NS if p.is_kernel or p.collective < 0 else COPIES_AT_ONCE_NS
     place = bisect_right(by_end, p.ready_ns, key=lambda q: q.end_ns) - 1
     while place >= 0 and p.ready_ns - by_end[place].end_ns <= just_ns:
         q = by_end[place]

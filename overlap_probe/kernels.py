@@ -46,6 +46,8 @@ _NOT_A_GEMM = re.compile(
 )
 _GEMM_KERNEL = re.compile(r"nvjet|(?<!fb)gemm|cijk_|cutlass::kernel|matmul|^triton_(?:mm|bmm|tem_\w*mm)", re.IGNORECASE)
 
+_TILE = re.compile(r"(?<![0-9a-z])(?:tilesize)?(\d{2,3})x(\d{2,3})(?=[x_])", re.IGNORECASE)
+
 _BACKWARD = re.compile(r"^autograd::engine::evaluate_function: |^CompiledFunctionBackward$")
 _FORWARD = "CompiledFunction"
 """What AOTAutograd calls the autograd function of a compiled graph that is trained: its forward."""
@@ -151,6 +153,13 @@ def is_not_gemm(name: str) -> bool:
 def is_gemm_kernel(name: str) -> bool:
     """Whether a kernel's own name says GEMM; exclusions win."""
     return bool(_GEMM_KERNEL.search(name)) and not is_not_gemm(name)
+
+
+@cache
+def tile_of(name: str) -> tuple[int, int] | None:
+    """Rows and columns of the output tile that a GEMM's kernel says it works on: ``nvjet_..._256x128_64x4_...``."""
+    found = _TILE.search(name) if is_gemm_kernel(name) else None
+    return (int(found[1]), int(found[2])) if found else None
 
 
 @cache

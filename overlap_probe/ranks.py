@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from overlap_probe.causes import SMALL_QUEUE_NS, needs_cause
+from overlap_probe.causes import needs_cause
 from overlap_probe.errors import TraceError
 from overlap_probe.intervals import covered
 from overlap_probe.options import Options
@@ -23,6 +23,7 @@ from overlap_probe.peers import clock_offsets, same_calls
 from overlap_probe.readers import read_traces
 from overlap_probe.results import Analysis, Collective, RunAnalysis, WhatIf
 from overlap_probe.units import duration
+from overlap_probe.waits import SMALL_QUEUE_NS
 from overlap_probe.what_if import what_if
 
 TRACE_ENDINGS = (".json", ".json.gz", ".sqlite", ".nsys-rep")

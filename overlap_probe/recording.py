@@ -14,19 +14,20 @@ from dataclasses import replace
 
 import numpy as np
 
-from overlap_probe.causes import SMALL_QUEUE_NS, needs_sms
 from overlap_probe.dependencies import infer_dependencies
 from overlap_probe.peers import Member
 from overlap_probe.pieces import Part, Piece
 from overlap_probe.results import OPS
+from overlap_probe.room import fills_device, needs_sms
 from overlap_probe.sharing import compare_speeds, find_waits_for_sms
 from overlap_probe.tables import KERNEL, NO_TIME
+from overlap_probe.waits import SMALL_QUEUE_NS
 
 
 def record(rank: int, part: Part) -> list[Piece]:
     """One rank's pieces, in order of start. For which ranks they waited is filled in by `let_meet`."""
     pieces = _pieces(rank, part)
-    find_waits_for_sms(pieces)
+    find_waits_for_sms(pieces, part.measured.trace)
     infer_dependencies(pieces, part)
     for p in pieces:
         p.delay_ns = p.ready_ns - p.gates_ns
@@ -76,7 +77,7 @@ def _meet_before_copies(
 def _pieces(rank: int, part: Part) -> list[Piece]:
     """Its activities as they stand in the timeline."""
     trace, classified = part.measured.trace, part.measured.classified
-    a, rows, clock, sms = trace.activities, part.rows, part.clock_ns, trace.device.sms
+    a, rows, clock = trace.activities, part.rows, part.clock_ns
     in_stretch = np.zeros(len(a), np.bool_)
     in_stretch[rows] = True
     counts = classified.is_compute | (classified.collective >= 0)
@@ -109,7 +110,7 @@ def _pieces(rank: int, part: Part) -> list[Piece]:
             is_compute=is_compute,
             is_kernel=is_kernel,
             needs_sms=number >= 0 and needs_sms(trace, row),
-            fills=is_compute and is_kernel and sms is not None and bool(a.blocks[row] >= sms),
+            fills=is_compute and fills_device(trace, row),
             before=before,
         )
         pieces.append(last[stream])

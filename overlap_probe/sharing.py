@@ -15,17 +15,18 @@ from statistics import median
 
 import numpy as np
 
-from overlap_probe.causes import AT_ONCE_NS, TAIL_SHARE
 from overlap_probe.intervals import covered, union
 from overlap_probe.overlap import Measured
 from overlap_probe.pieces import Piece
-from overlap_probe.tables import I64
+from overlap_probe.room import tail_share
+from overlap_probe.tables import I64, Trace
+from overlap_probe.waits import AT_ONCE_NS
 
 LEAST_SPEED = 0.3
 """A GEMM that seems to have run slower than this beside a collective cannot be compared with the one that ran alone."""
 
 
-def find_waits_for_sms(pieces: Sequence[Piece]) -> None:
+def find_waits_for_sms(pieces: Sequence[Piece], trace: Trace) -> None:
     """Fill in the tails, and when pieces were ready that waited for SMs; the pieces of one rank, in order of start."""
     for p, q in pairwise([p for p in pieces if p.fills]):
         if q.start_ns < p.end_ns:  # two that ran at once did not fill the device
@@ -44,7 +45,7 @@ def find_waits_for_sms(pieces: Sequence[Piece]) -> None:
         left = kernel.end_ns - p.start_ns
         seen[place] = max(left, seen.get(place, 0))
         ready = max(kernel.start_ns, p.gates_ns)
-        if p.start_ns - ready > AT_ONCE_NS and left <= TAIL_SHARE * kernel.work_ns:
+        if p.start_ns - ready > AT_ONCE_NS and left <= tail_share(trace, kernel.row) * kernel.work_ns:
             p.ready_ns = ready
             waited.append(left / kernel.work_ns)
     usual = median(waited) if waited else 0.0

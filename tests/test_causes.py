@@ -253,6 +253,188 @@ def test_a_gather_that_ends_before_its_compute_is_not_longer():
     assert c.cause == "unknown"
 
 
+# ---- the tail of a kernel whose tiles are known
+
+
+def in_waves(rows: int, start: float) -> Timeline:
+    """A gather ready since 65 beside a persistent GEMM of 100-200 on all SMs; its product is ``rows`` x 4096.
+
+    Tiles are 256 x 128: rows / 256 x 32 of them, on 132 blocks.
+    """
+    t = started()
+    product = t.operation("aten::mm", 60, 64, shapes=f"[[{rows}, 4096], [4096, 4096]]")
+    t.gemm(100, 200, blocks=132, launch=62, operation=product)
+    t.gather("a", start, start + 100, launch=65)
+    return t
+
+
+def test_the_tail_of_a_kernel_of_two_waves_is_its_second_half():
+    # 2048 rows: 8 x 32 = 256 tiles, 132 in the first wave. A wave is half of the kernel, at most 1.2 times that: 60 us.
+    assert of(in_waves(2048, 150)).cause == "sm_contention"
+    assert of(in_waves(2048, 140)).cause == "sm_contention"
+
+
+@pytest.mark.parametrize(
+    "near_miss",
+    [
+        in_waves(2048, 139),  # 61 us left: in the first wave
+        in_waves(4096, 150),  # 512 tiles, 4 waves: the last is a quarter of the kernel
+        in_waves(1024, 150),  # 128 tiles: one wave, no tail that is told
+    ],
+)
+def test_a_start_before_the_last_wave_did_not_wait_for_sms(near_miss):
+    assert of(near_miss).cause == "unknown"
+
+
+# ---- behind what waited for SMs on its stream
+
+
+def behind_a_copy(blocks: int = FILLS, depends: bool = False, shift: float = 0) -> Timeline:
+    """Two gathers launched at 70 and 73, the first a copy from a peer and one inside the device; a gap at 400-424.
+
+    The first one's local copy is ready at 150 and starts at 360, in the tail of the GEMM; the second gather comes right
+    behind it, 24 us of it in the gap.
+    """
+    t = started()
+    t.gemm(100, 400, blocks=blocks, launch=75)
+    t.label("fsdp_runtime::all_gather forward (b)", 69, 71)
+    t.copy(102, 150, launch=70, source=0, target=1)
+    t.copy(360, 394, launch=70, source=0, target=0)
+    t.label("fsdp_runtime::all_gather forward (a)", 72, 74)
+    t.copy(398 + shift, 450 + shift, launch=73, source=0, target=1)
+    if depends:
+        t.pointwise(380, 396, launch=66, stream=9)
+    t.gemm(424 + shift, 700, blocks=blocks, launch=80)
+    return t
+
+
+def test_sm_contention_holds_up_what_stands_behind_on_the_stream():
+    # Without the copy's wait of 210 us it would have begun at 188, beside the first GEMM.
+    c = of(behind_a_copy())
+    assert (c.exposed_ns, c.cause, c.waited_for) == (24_000, "sm_contention", None)
+
+
+@pytest.mark.parametrize(
+    "near_miss",
+    [
+        behind_a_copy(LEAVES_ROOM),  # the copy had room, and waited for something else
+        behind_a_copy(depends=True),  # it may have been made to wait for what ended after its stream was free
+        behind_a_copy(shift=16.001),  # its stream had been free for 20.001 us
+    ],
+)
+def test_a_gather_is_not_held_up_where_another_gate_may_have_opened_last(near_miss):
+    assert of(near_miss).cause == "unknown"
+
+
+def test_a_gather_that_nothing_would_have_hidden_is_not_held_up():
+    # The copy before it waited for 25 us only; so much earlier, the gather would have hidden 4 us of its 74.
+    t = started()
+    t.gemm(100, 400, blocks=FILLS, launch=68)
+    t.label("fsdp_runtime::all_gather forward (b)", 69, 71)
+    t.copy(102, 345, launch=70, source=0, target=1)
+    t.copy(370, 420, launch=70, source=0, target=0)
+    t.label("fsdp_runtime::all_gather forward (a)", 72, 74)
+    t.copy(422, 500, launch=73, source=0, target=1)
+    t.gemm(496, 600, launch=80)
+    c = of(t)
+    assert (c.exposed_ns, c.cause) == (74_000, "unknown")
+
+
+def packed(blocks: int = FILLS, reduced: float | None = None) -> Timeline:
+    """A gather by copies from 405 on, packed by a kernel on its stream that was ready at 72 and started at 360.
+
+    The GEMM beside it was launched before both, and ended 5 us before the gather started.
+    """
+    t = started()
+    t.gemm(100, 400, blocks=blocks, launch=68)
+    t.pointwise(360, 380, launch=72, stream=20, blocks=128)
+    if reduced is not None:
+        t.reduce_scatter("z", 150, reduced, launch=66)
+    t.label("fsdp_runtime::all_gather forward (a)", 75, 77)
+    t.copy(405, 450, launch=76, source=0, target=1)
+    return t
+
+
+def test_sm_contention_holds_up_the_packing_of_a_gather():
+    # Queued for 25 us, while the ranks told each other that they had come. The GEMM ended by chance.
+    c = of(packed())
+    assert (c.cause, c.waited_for) == ("sm_contention", None)
+
+
+def test_packing_that_had_room_waited_for_something_else():
+    assert of(packed(LEAVES_ROOM)).cause == "unknown"
+
+
+def test_a_gather_waits_for_a_collective_of_another_stream_even_if_it_was_packed_later():
+    assert of(packed(reduced=402)).cause == "dependency"
+    assert of(packed(reduced=390)).cause == "unknown"  # after its packing, but not right before it
+    assert of(packed(reduced=370)).cause == "sm_contention"
+
+
+# ---- a rule that all gathers of a pass follow
+
+
+def ruled(units: int, start: float, odd: float, length: float = 20) -> Timeline:
+    """Units of a GEMM of 100 us and 60 us without one; each gather is launched before its GEMM, all very early.
+
+    From the second on, gathers start ``start`` us after the GEMM before them, the last one ``odd`` us; all are exposed.
+    """
+    t = Timeline()
+    for n in range(units):
+        at, after = 160 * n + 100, odd if n == units - 1 else start
+        t.label(f"fsdp_runtime::all_gather forward ({n})", 4 * n - 51, 4 * n - 49)
+        begin = at - 60 + after if n else at - 60
+        t.copy(begin, begin + (length if n else 20), launch=4 * n - 50, source=0, target=1)
+        t.gemm(at, at + 100, launch=4 * n - 48)
+    return t
+
+
+def test_dependency_is_a_rule_that_all_gathers_of_a_pass_follow():
+    # 25 us after a GEMM's end is by itself no sign of a wait for it; three times out of three it is.
+    t = ruled(4, start=25, odd=30)
+    assert [of(t, unit).cause for unit in "0123"] == ["first", "dependency", "dependency", "dependency"]
+    assert [of(t, unit).waited_for for unit in "123"] == ["dependency"] * 3
+
+
+@pytest.mark.parametrize(
+    "near_miss",
+    [
+        ruled(5, start=25, odd=-10),  # one started before its GEMM had ended
+        ruled(5, start=25, odd=40.001),  # one came too late for it
+        ruled(3, start=25, odd=25),  # two may be chance
+    ],
+)
+def test_a_rule_that_one_gather_breaks_is_none(near_miss):
+    assert of(near_miss, "1").cause == "unknown"
+
+
+@pytest.mark.parametrize(("odd", "causes"), [(4, ["dependency"] * 2), (-4, ["unknown"] * 2)])
+def test_a_rule_counts_where_the_stream_was_not_free_for_long(odd, causes):
+    # Copies of 152 us: the stream is free 4 us before the GEMM ends, 8 us before the gather starts (units 2 and 3).
+    t = ruled(4, start=4, odd=odd, length=152)
+    assert of(t, "2").queue_ns == 8_000
+    assert [of(t, unit).cause for unit in "23"] == causes
+
+
+# ---- what the evidence says of the host
+
+
+@pytest.mark.parametrize(
+    ("launch", "said"), [(412, "312.0 us after it had ended"), (95, "after it had begun"), (40, None)]
+)
+def test_a_first_gather_says_how_late_the_compute_was_launched_that_could_have_hidden_it(launch, said):
+    # What computes is a: it has to wait for the root and for a, and could have run beside b, had it been launched.
+    t = Timeline()
+    t.gather(None, 0, 20, launch=-5)
+    t.gather("a", 20, 50, launch=0)
+    t.gather("b", 50, 100, launch=5)
+    t.gemm(420, 500, launch=launch)
+    evidence = {unit: str(of(t, unit).evidence) for unit in ("<root>", "a", "b")}
+    assert [of(t, unit).cause for unit in evidence] == ["first"] * 3
+    assert ["host came late" in text for text in evidence.values()] == [False, False, said is not None]
+    assert (said or "") in evidence["b"]
+
+
 # ---- unknown, and what a hidden gather waited for
 
 
