@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +17,14 @@ import msgspec
 
 from overlap_probe.errors import OverlapProbeError, TraceError
 from overlap_probe.options import Options
-from overlap_probe.ranks import analyze_run, trace_files
+from overlap_probe.ranks import RESULT, analyze_run, trace_files
 from overlap_probe.render import is_result, read_result, write_text
 from overlap_probe.render.summary import rank_labels
 from overlap_probe.results import PHASES, Analysis, Collective, RunAnalysis, Totals, Window
+from overlap_probe.starvation import too_busy, value_at_best
 
 SCHEMA = 1
 """Version of the file's layout; a file of another version is refused."""
-
-RESULT = "result.json"
-"""Name of a run's result in its folder."""
 
 COMPARED = ("workload", "arguments", "world_size", "hosts", "versions", "devices", "backend")
 """What of a run's record should be the same for a comparison to mean something."""
@@ -45,6 +43,10 @@ class Sample:
     stalled_ns: int
     net_hidden_ns: int | None = None
     slowdown_ns: int | None = None
+    at_best: Sample | None = None
+    """The same, had the collectives been hidden that missed for want of a core (`starvation`); None: there are none."""
+    too_busy: str = ""
+    """Why the sample may be any between the two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,12 @@ class Samples:
     """What a baseline file asks of those that are compared with it."""
 
 
+def at_best(rank: RankSamples) -> RankSamples:
+    """The rank as it may have been on a machine with a core for every thread: units are as they are."""
+    best = {scope: tuple(sample.at_best or sample for sample in some) for scope, some in rank.scopes.items()}
+    return replace(rank, scopes=best)
+
+
 def samples_of(run: RunAnalysis) -> Samples:
     """The samples of every rank, of the windows that checks look at."""
     ranks = tuple(_rank(label, rank) for label, rank in zip(rank_labels(run), run.ranks, strict=True))
@@ -94,9 +102,10 @@ def _rank(label: str, analysis: Analysis) -> RankSamples:
     scopes: dict[str, list[Sample]] = defaultdict(list)
     units: dict[str, list[UnitSample]] = defaultdict(list)
     for window in analysis.steps.values():
-        for scope, totals, expected, found in _scopes(window):
+        for scope, collectives, totals, expected, found in _scopes(window):
             if totals.count:
-                scopes[scope].append(_sample(window.name, totals, expected, found))
+                sample = _sample(window.name, totals, expected, found)
+                scopes[scope].append(_with_best(sample, totals, collectives))
         for name, collectives in _by_unit(window).items():
             causes = dict.fromkeys(c.cause for c in collectives if c.cause)
             units[name].append(UnitSample(window.name, sum(c.exposed_ns for c in collectives), tuple(causes)))
@@ -109,15 +118,20 @@ def _rank(label: str, analysis: Analysis) -> RankSamples:
     )
 
 
-def _scopes(window: Window) -> Iterator[tuple[str, Totals, int | None, int]]:
-    """Scope, totals, expected and found overlaps: all that a check can name."""
+def _scopes(window: Window) -> Iterator[tuple[str, list[Collective], Totals, int | None, int]]:
+    """Scope, collectives, totals, expected and found overlaps: all that a check can name."""
+
+    def some(op: str, phase: str | None = None) -> list[Collective]:
+        return [c for c in window.collectives if c.op == op and phase in (None, c.phase)]
+
     for name in PHASES:
         phase = getattr(window, name)
-        yield f"{name}.all_gather", phase.all_gather, phase.expected, phase.found
-        yield f"{name}.reduce_scatter", phase.reduce_scatter, phase.reduce_expected, phase.reduce_found
+        gathers, reduces = some("all_gather", name), some("reduce_scatter", name)
+        yield f"{name}.all_gather", gathers, phase.all_gather, phase.expected, phase.found
+        yield f"{name}.reduce_scatter", reduces, phase.reduce_scatter, phase.reduce_expected, phase.reduce_found
     for op, totals in window.by_op.items():
-        yield op, totals, None, 0
-    yield "communication", window.communication, None, 0
+        yield op, some(op), totals, None, 0
+    yield "communication", list(window.collectives), window.communication, None, 0
 
 
 def _sample(window: str, totals: Totals, expected: int | None, found: int) -> Sample:
@@ -132,6 +146,27 @@ def _sample(window: str, totals: Totals, expected: int | None, found: int) -> Sa
         net_hidden_ns=totals.net_hidden_ns,
         slowdown_ns=totals.slowdown_ns,
     )
+
+
+def _with_best(sample: Sample, totals: Totals, collectives: Sequence[Collective]) -> Sample:
+    """The sample, and what it would be had the starved collectives been hidden, where some were starved."""
+    starved = [c for c in collectives if c.starved_ns is not None]
+    if not starved:
+        return sample
+
+    def best(metric: str, value: int) -> int:
+        return round(value_at_best(metric, "", value, totals, starved))
+
+    net = sample.net_hidden_ns
+    hidden = replace(
+        sample,
+        overlaps=best("overlaps", sample.overlaps),
+        hidden_ns=best("hidden", sample.hidden_ns),
+        exposed_ns=best("exposed", sample.exposed_ns),
+        stalled_ns=best("stalled", sample.stalled_ns),
+        net_hidden_ns=None if net is None else best("net_hidden", net),
+    )
+    return replace(sample, at_best=hidden, too_busy=too_busy(starved))
 
 
 def _by_unit(window: Window) -> dict[str, list[Collective]]:

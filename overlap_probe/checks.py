@@ -42,7 +42,10 @@ OPERATORS: dict[str, Callable[[float, float], bool]] = {
 }
 _DURATION_NS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 _EXPRESSION = re.compile(r"\s*(?P<name>[\w.]+)\s*(?P<op>>=|<=|==|!=|>|<)\s*(?P<value>[^\s<>=!]\S*)\s*")
-_VALUE = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>%|ns|us|ms|s)?", re.ASCII)
+MOST_DIGITS = 15
+"""Before and after the point of a number: all that a float holds, and in seconds more than a clock of 64 bits."""
+_VALUE = re.compile(rf"(?P<number>\d{{1,{MOST_DIGITS}}}(?:\.\d{{1,{MOST_DIGITS}}})?)(?P<unit>%|ns|us|ms|s)?", re.ASCII)
+_AT_LEAST = re.compile(rf"(?P<hold>\d{{1,{MOST_DIGITS}}})/(?P<of>\d{{1,{MOST_DIGITS}}})", re.ASCII)
 MOST_EVIDENCE = 8
 
 
@@ -109,7 +112,8 @@ def _value(text: str, metric: str, value: str) -> tuple[float | None, str]:
     match = _VALUE.fullmatch(value)
     if not match:
         raise CheckSyntaxError(
-            f"check {text!r}: no value {value!r}; expected a number, auto, a percentage or a duration like 120us"
+            f"check {text!r}: no value {value!r}; expected a number of up to {MOST_DIGITS} digits (and as many "
+            "decimals), auto, a percentage or a duration like 120us"
         )
     number, unit = float(match["number"]), match["unit"] or ""
     if metric == "overlaps" and unit:
@@ -144,10 +148,10 @@ class AtLeast:
 
     @classmethod
     def parse(cls, text: str) -> AtLeast:
-        match = re.fullmatch(r"(\d+)/(\d+)", text.strip())
-        if not match or not 0 < int(match[1]) <= int(match[2]):
+        match = _AT_LEAST.fullmatch(text.strip())
+        if not match or not 0 < int(match["hold"]) <= int(match["of"]):
             raise CheckSyntaxError(f"--at-least {text!r}: expected K/N with 0 < K <= N, for example 4/5")
-        return cls(int(match[1]), int(match[2]))
+        return cls(int(match["hold"]), int(match["of"]))
 
 
 def evaluate(
@@ -184,7 +188,9 @@ def _hold(check: Check, rank: Analysis, window: Window) -> Finding:
         return finding("inconclusive", f"records are missing from this trace: {rank.incomplete[0]}")
     totals, some, phase, where = _measure(check, window)
     if not some:
-        return finding("inconclusive", f"no {where} in this window")
+        whole = rank.whole
+        why = "" if whole.collectives or whole.compute_ns else ": nothing ran on a device, or it was not recorded"
+        return finding("inconclusive", f"no {where} in this window{why}")
     if not totals.time_ns:
         return finding("inconclusive", f"the {where} of this window take no time")
     if check.metric == "overlaps":

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import signal
 import sys
+import traceback
 from typing import Any
 
 import click
@@ -31,6 +33,7 @@ NOBODY_READS = 128 + signal.SIGPIPE
 class _Commands(click.Group):
     def main(self, *args: Any, **kwargs: Any) -> Any:
         kwargs["standalone_mode"] = False
+        typed = sys.argv[1:] if not args or args[0] is None else args[0]
         try:
             code = super().main(*args, **kwargs)
         except click.exceptions.NoArgsIsHelpError as error:
@@ -47,15 +50,23 @@ class _Commands(click.Group):
             _say(str(error))
             signal_number = getattr(error, "signal_number", None)
             code = BAD_INPUT if signal_number is None else 128 + signal_number
+        except Exception as error:  # nobody foresaw it; Python's own exit code would read as a check that failed
+            traceback.print_exc()
+            what = f"{type(error).__name__}: {' '.join(str(error).split())} (command {shlex.join(typed)})"
+            _say(f"internal error: {what}; please report it with this traceback")
+            code = BAD_INPUT
         sys.exit(code or 0)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command. Readers and writers of files raise errors of ours: what is left concerns the output."""
+        """Run the command. What the system refuses concerns the file that it names, else the output."""
         try:
             code = super().invoke(ctx)
             sys.stdout.flush()
             return code
         except OSError as error:
+            if error.filename is not None:
+                problem = f"{os.fsdecode(error.filename)}: {error.strerror}; give another name"
+                raise op.OverlapProbeError(problem) from error
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would try again as it ends
             if error.errno == errno.EPIPE:
                 return NOBODY_READS

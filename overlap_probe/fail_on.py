@@ -1,16 +1,18 @@
 """Judges what changed between two runs: expressions on a change, such as ``hidden < -5%``, become a verdict.
 
 The idea: an expression names a change that is not to be. It is a check whose value may have a sign, read by the parser
-of checks; it means the numbers that a check means; and as with checks, what cannot be told is never a pass.
+of checks; it means the numbers that a check means; and as with checks, what cannot be told is never a pass. Where a
+thread had no core (`starvation`), a run may be anything between what it is and its best, and both must answer alike.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from overlap_probe.baseline import RankSamples
+from overlap_probe.baseline import RankSamples, at_best
 from overlap_probe.checks import MOST_EVIDENCE, OPERATORS, Check, parse_check
 from overlap_probe.diff import Change, Diff, compare
 from overlap_probe.errors import CheckSyntaxError
@@ -42,8 +44,9 @@ def parse_change(text: str) -> Check:
 def judge(compared: Diff, fail_on: Sequence[Check]) -> Verdict:
     """The verdict of the worst rank.
 
-    It fails where a change is one to fail on, and is inconclusive where such a change is within the noise, or where a
-    run lacks the number, a rank or records. Raises CheckSyntaxError where there is nothing to fail on.
+    It fails where a change is one to fail on, and is inconclusive where such a change is within the noise, where the
+    machine was too busy to tell, or where a run lacks the number, a rank or records. Raises CheckSyntaxError where
+    there is nothing to fail on.
     """
     if not fail_on:
         raise CheckSyntaxError("no expression was given; try --fail-on 'hidden < -5%'")
@@ -65,9 +68,17 @@ def _judge(check: Check, compared: Diff, base: RankSamples, new: RankSamples) ->
             return finding("inconclusive", f"records are missing from the {side} trace: {rank.incomplete[0]}")
         if compare(rank, rank, scope, check.metric, check.unit) is None:
             return finding("inconclusive", f"{check.metric} of {scope} is not known in the {side} run")
-    change = compare(base, new, scope, check.metric, check.unit)
-    assert change is not None
-    if not OPERATORS[check.compare](change.value, check.limit):
+    fails = OPERATORS[check.compare]
+    change, *might_be = [
+        found
+        for a, b in itertools.product((base, at_best(base)), (new, at_best(new)))
+        if (found := compare(a, b, scope, check.metric, check.unit))
+    ]
+    failed = fails(change.value, check.limit)
+    if any(fails(other.value, check.limit) != failed for other in might_be):
+        doubts = (s.too_busy for rank in (new, base) for s in rank.scopes[scope] if s.at_best)
+        return finding("inconclusive", f"{change.in_words()}; {next(doubts)}", change.value)
+    if not failed:
         return finding("pass", change.in_words(), change.value)
     if change.beyond_noise is False:
         doubt = (

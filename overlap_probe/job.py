@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import math
 import os
 import signal
 import sys
@@ -81,8 +82,8 @@ class LaunchOptions:
         for name in ("dim", "batch"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise LaunchError(f"--{name}: expected 1 or more, got {getattr(self, name)}")
-        if self.timeout <= 0:
-            raise LaunchError(f"--timeout: expected seconds, more than 0, got {self.timeout:g}")
+        if not 0 < self.timeout < math.inf:
+            raise LaunchError(f"--timeout: expected a number of seconds, more than 0, got {self.timeout:g}")
         if self.device not in DEVICES:
             raise LaunchError(f"--device: expected one of {', '.join(DEVICES)}, got {self.device}")
         if self.profiler not in PROFILERS:

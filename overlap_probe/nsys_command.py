@@ -12,9 +12,11 @@ import re
 import shutil
 import signal
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 from overlap_probe.errors import LaunchError
+from overlap_probe.job import signal_group
 from overlap_probe.nsys_recording import CAPTURE
 
 ENDING = ".sqlite"
@@ -78,26 +80,50 @@ def export(report: Path, database: Path, environment: dict[str, str], limit_s: f
         raise LaunchError(f"nsys export wrote nothing: {last_words(said)}")
 
 
-def run_nsys(arguments: list[str], environment: os._Environ[str] | dict[str, str], limit_s: float) -> str:
+def import_stream(stream: Path, report: Path, environment: dict[str, str], limit_s: float) -> None:
+    """Make a report of the events that ``nsys profile`` left: what it does itself, but not always with success.
+
+    Raises LaunchError with what the importer, a program beside ``nsys``, said if that does not work, or if there is
+    none.
+    """
+    importer = next(Path(find_nsys()).resolve().parents[1].glob("host-linux-*/QdstrmImporter"), None)
+    if importer is None:
+        raise LaunchError("there is no QdstrmImporter beside nsys")
+    arguments = [f"--input-file={stream}", f"--output-file={report}", "--force-overwrite"]
+    said = _run("QdstrmImporter", [str(importer), *arguments], environment, limit_s)
+    if not report.is_file():
+        raise LaunchError(f"QdstrmImporter wrote nothing: {last_words(said)}")
+
+
+def run_nsys(arguments: list[str], environment: Mapping[str, str], limit_s: float) -> str:
     """Run ``nsys`` and give what it printed. Raises LaunchError if it cannot be started, fails or takes too long."""
-    what = f"nsys {arguments[0]}"
+    return _run(f"nsys {arguments[0]}", [find_nsys(), *arguments], environment, limit_s)
+
+
+def _run(what: str, command: list[str], environment: Mapping[str, str], limit_s: float) -> str:
+    """Run a program and give what it printed; what it has started ends, too, where it is given up or interrupted."""
     try:
-        done = subprocess.run(
-            [find_nsys(), *arguments],
+        process = subprocess.Popen(
+            command,
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=limit_s,
-            check=False,
+            start_new_session=True,
         )
-    except subprocess.TimeoutExpired as error:
-        raise LaunchError(f"{what} did not end within {limit_s:g} s: {last_words(error.output)}") from error
     except OSError as error:
         raise LaunchError(f"{what} could not be started ({error.strerror}); is it made for this machine?") from error
-    if done.returncode:
-        raise LaunchError(f"{what} failed with exit code {done.returncode}: {last_words(done.stdout)}")
-    return done.stdout.decode(errors="replace")
+    with process:
+        try:
+            output, _ = process.communicate(timeout=limit_s)
+        except BaseException as error:
+            signal_group(process.pid, signal.SIGKILL)
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            raise LaunchError(f"{what} did not end within {limit_s:g} s: {last_words(error.output)}") from error
+    if process.returncode:
+        raise LaunchError(f"{what} failed with exit code {process.returncode}: {last_words(output)}")
+    return str(output, errors="replace")
 
 
 def last_words(output: bytes | str | None) -> str:
@@ -108,8 +134,11 @@ def last_words(output: bytes | str | None) -> str:
 
 
 def end_recording(name: str) -> None:
-    """Kill every process that has the name of a recording among its arguments."""
+    """Kill every process that has the name of a recording among its arguments, and the groups that such ones lead."""
     for arguments in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             if name.encode() in arguments.read_bytes():
-                os.kill(int(arguments.parent.name), signal.SIGKILL)
+                process = int(arguments.parent.name)
+                if os.getpgid(process) == process:
+                    signal_group(process, signal.SIGKILL)
+                os.kill(process, signal.SIGKILL)

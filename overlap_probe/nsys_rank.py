@@ -39,6 +39,7 @@ from overlap_probe.nsys_command import (
 from overlap_probe.nsys_recording import NVTX_VARIABLE
 from overlap_probe.nsys_trace import REPORT, keep
 from overlap_probe.progress import PROGRESS, Event, Follower, to_file
+from overlap_probe.whole_file import remove_unfinished
 from overlap_probe.worker import redirect_output
 
 POLL_S = 0.05
@@ -82,7 +83,7 @@ def record(job: Job, rank: int) -> int:
 
     Raises:
         LaunchError: ``nsys`` cannot record or export, with its last words; or the ranges did not arrive.
-        TraceError: what it exported cannot be read.
+        TraceError: the trace cannot be written.
     """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
@@ -154,8 +155,7 @@ def clean_up(job: Job, rank: int) -> None:
     """End what is left of a rank's recording, and remove what is not finished."""
     end_recording(_name(job, rank))
     shutil.rmtree(Path(tempfile.gettempdir(), _name(job, rank)), ignore_errors=True)
-    for unfinished in job.folder.glob(f".rank{rank}{ENDING}.*"):
-        unfinished.unlink(missing_ok=True)
+    remove_unfinished(job.folder / f"rank{rank}{ENDING}")
 
 
 @dataclass(slots=True)

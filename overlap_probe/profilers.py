@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from overlap_probe import nsys_command, torch_recording
-from overlap_probe.errors import LaunchError
+from overlap_probe.errors import LaunchError, OverlapProbeError
 from overlap_probe.job import Job
+from overlap_probe.whole_file import remove_unfinished
 
 
 class Profiler(Protocol):
@@ -47,8 +48,7 @@ class TorchProfiler:
         run_rank(job.options, job.folder, job.device)
 
     def clean_up(self, job: Job, rank: int) -> None:
-        for unfinished in job.folder.glob(f".rank{rank}.*.tmp"):
-            unfinished.unlink(missing_ok=True)
+        remove_unfinished(job.folder / f"rank{rank}{self.ending}")
 
 
 class NsysProfiler:
@@ -64,7 +64,11 @@ class NsysProfiler:
         from overlap_probe.nsys_rank import record
         from overlap_probe.ranks_at_work import how_it_ended, last_lines
 
-        if code := record(job, rank):
+        try:
+            code = record(job, rank)
+        except OverlapProbeError as error:
+            raise LaunchError(f"rank {rank} failed ({error})") from error
+        if code:
             fate = how_it_ended(128 - code if code > 128 else code)
             raise LaunchError(f"rank {rank} {fate}\n{last_lines(job.logs / f'rank{rank}.log', 'its last lines')}")
 

@@ -13,7 +13,7 @@ import re
 import signal
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -40,13 +40,15 @@ def overlap_trace(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
     """
     folders = _Folders(request, tmp_path_factory)
 
-    def read(path: str | Path | Sequence[str | Path], *, rank: int | None = None, **reading: Any) -> CheckedRun:
+    def read(path: str | Path | Sequence[str | Path], **options: Any) -> CheckedRun:
         __tracebackhide__ = True
         from overlap_probe import analyze_run
         from overlap_probe.checked import CheckedRun
 
         with _OwnErrors():
-            run = analyze_run(path, _options(**reading))
+            _refuse_unknown("overlap_trace", options, (*_READING, "rank"))
+            rank: int | None = options.pop("rank", None)
+            run = analyze_run(path, _options(**options))
         if rank is not None:
             if len(run.ranks) != 1:
                 raise ValueError(f"rank: names the rank of one trace, and there are {len(run.ranks)}")
@@ -76,6 +78,8 @@ def overlap_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
         if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
             raise LaunchError("overlap_run: starts ranks of its own, but RANK is set; run pytest without a launcher")
         with _OwnErrors():
+            known = {field.name for field in fields(launcher.LaunchOptions)} - {"target", "nproc", "out"}
+            _refuse_unknown("overlap_run", options, (*_READING, *sorted(known)))
             reading = _options(**{name: options.pop(name) for name in _READING if name in options})
             name = target_name(target) if callable(target) else target
             asked = launcher.LaunchOptions(nproc=nproc, target=name, out=str(folders.next()), **options)
@@ -92,6 +96,15 @@ def overlap_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 
 
 _READING = ("rules", "window", "min_overlap", "unit_labels", "what_if")
+
+
+def _refuse_unknown(fixture: str, options: dict[str, Any], known: Sequence[str]) -> None:
+    """Raise OverlapProbeError, which lists the known options, where a test gives another one."""
+    __tracebackhide__ = True
+    from overlap_probe import OverlapProbeError
+
+    if unknown := [name for name in options if name not in known]:
+        raise OverlapProbeError(f"{fixture}: no option {unknown[0]!r}; expected one of {', '.join(known)}")
 
 
 def _options(

@@ -7,8 +7,9 @@ leave a collective together, so clocks are aligned on the ends of collectives (`
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,13 +22,17 @@ from overlap_probe.options import Options
 from overlap_probe.overlap import Measured, measure
 from overlap_probe.peers import clock_offsets, same_calls
 from overlap_probe.readers import read_traces
+from overlap_probe.render import is_result
 from overlap_probe.results import Analysis, Collective, RunAnalysis, WhatIf
 from overlap_probe.units import duration
 from overlap_probe.waits import SMALL_QUEUE_NS
 from overlap_probe.what_if import what_if
 
 TRACE_ENDINGS = (".json", ".json.gz", ".sqlite", ".nsys-rep")
-NOT_TRACES = frozenset({"result.json", "baseline.json"})
+RESULT = "result.json"
+"""Name of a run's result in its folder."""
+
+NOT_TRACES = frozenset({RESULT, "baseline.json"})
 """Names of our own results, which lie beside the traces in a run folder."""
 
 PathLike = str | Path
@@ -36,26 +41,33 @@ PathLike = str | Path
 def analyze_run(paths: PathLike | Sequence[PathLike], options: Options | None = None) -> RunAnalysis:
     """Every rank of a run, joined.
 
-    ``paths`` is a trace, a folder with one trace a rank, or several of either. A folder that lacks ranks of its world
-    is a problem of the run, on which no check may pass; files named one by one are judged as they are.
+    ``paths`` is a trace, a folder with one trace a rank, or several of either. A folder that lacks ranks of its world,
+    or has a second file of a rank, which may be an old one, is a problem of the run, on which no check may pass; files
+    named one by one are judged as they are.
 
-    Raises TraceError if a trace cannot be read or a folder has none.
+    Raises TraceError if a trace cannot be read, a folder has none, or a path is empty.
     """
     several = [paths] if isinstance(paths, str | Path) else list(paths)
+    if "" in several:
+        raise TraceError("''", "is no path", "name a trace or a folder, and see whether a variable is not set")
     measured: list[Measured] = []
     problems: list[str] = []
-    seen: set[Path] = set()
+    seen: set[str] = set()
+    found: set[str] = set()
     for path in several:
         files = trace_files(Path(path))
-        if twice := seen.intersection(file.resolve() for file in files):
-            raise TraceError(next(iter(twice)).name, "is named twice", "name each trace once")
-        seen |= {file.resolve() for file in files}
+        real = {os.path.realpath(file) for file in files}
+        if twice := seen & real:
+            raise TraceError(Path(min(twice)).name, "is named twice", "name each trace once")
+        seen |= real
         traces = [trace for file in files for trace in read_traces(file)]
         measured += [measure(trace, options) for trace in traces]
         if Path(path).is_dir():
+            found |= {trace.path for trace in traces}
             problems += _missing_ranks(Path(path), measured[-len(traces) :])
     measured.sort(key=lambda m: (m.trace.rank is None, m.trace.rank or 0))
-    measured = _note_doubles(measured)
+    measured, doubles = _note_doubles(measured, found)
+    problems += doubles
     ranks = join(measured)
     analyses = [m.analysis() for m in ranks]
     if options and options.what_if:
@@ -79,11 +91,22 @@ def trace_files(path: Path) -> list[Path]:
     files = sorted(
         file
         for file in path.iterdir()
-        if file.is_file() and file.name.endswith(TRACE_ENDINGS) and file.name not in NOT_TRACES and file.name[0] != "."
+        if file.is_file() and file.name.endswith(TRACE_ENDINGS) and file.name[0] != "." and not _is_ours(file)
     )
     if not files:
         raise TraceError(path, "no trace in this folder", f"expected files that end in {', '.join(TRACE_ENDINGS)}")
     return files
+
+
+def _is_ours(file: Path) -> bool:
+    """Whether a file is a result, a baseline or another output of this package, under whatever name it was written."""
+    if file.name in NOT_TRACES or is_result(file):
+        return True
+    try:
+        with file.open("rb") as content:
+            return b'"kind": "overlap_probe ' in content.read(60)
+    except OSError:  # reading it as a trace will say why
+        return False
 
 
 def _missing_ranks(folder: Path, measured: Sequence[Measured]) -> list[str]:
@@ -95,19 +118,21 @@ def _missing_ranks(folder: Path, measured: Sequence[Measured]) -> list[str]:
     return [f"{folder.name}: no trace of rank {', '.join(map(str, missing))} of {size}; every rank must hold"]
 
 
-def _note_doubles(measured: Sequence[Measured]) -> list[Measured]:
-    """Two files of one rank are both kept and both say so."""
+def _note_doubles(measured: Sequence[Measured], found: Set[str]) -> tuple[list[Measured], list[str]]:
+    """Two files of one rank are both kept and both say so; it is a problem if one was ``found`` in a folder."""
     files = defaultdict(list)
     for m in measured:
-        files[m.trace.rank].append(Path(m.trace.path).name)
-    result = []
+        files[m.trace.rank].append(m.trace.path)
+    result, problems = [], {}
     for m in measured:
         same = files[m.trace.rank]
         if m.trace.rank is not None and len(same) > 1:
-            note = f"rank {m.trace.rank} is in {len(same)} traces: {', '.join(same)}"
+            note = f"rank {m.trace.rank} is in {len(same)} traces: {', '.join(Path(file).name for file in same)}"
             m = replace(m, trace=replace(m.trace, notes=(*m.trace.notes, note)))
+            if len(set(same)) > 1 and not found.isdisjoint(same):
+                problems[m.trace.rank] = f"{note}; remove those that are not of this run, or name the files one by one"
         result.append(m)
-    return result
+    return result, [*problems.values()]
 
 
 def join(measured: Sequence[Measured]) -> list[Measured]:

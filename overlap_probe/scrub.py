@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from overlap_probe.errors import TraceError
@@ -20,6 +18,7 @@ from overlap_probe.readers.bytes_source import SQLITE_MAGIC, first_bytes
 from overlap_probe.readers.nsys_export import is_report
 from overlap_probe.scrub_kineto import scrub_kineto
 from overlap_probe.scrub_nsys import scrub_nsys
+from overlap_probe.whole_file import whole_file
 
 _PATH = re.compile(r"""(?<![\w.<])(?:[A-Za-z]:[\\/]|\\\\|~/|/(?=[^\s/]+/))[^\s"'`<>|,;()\[\]{}]+""")
 """An absolute path of at least two parts."""
@@ -36,11 +35,15 @@ def scrub(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> Path:
         raise TraceError(path, "the copy without identifying data would replace it", "give another name for the copy")
     is_database = first_bytes(path, len(SQLITE_MAGIC)) == SQLITE_MAGIC or is_report(path)
     without_paths = _NumberedPaths()
-    with _whole_or_nothing(out) as unfinished:
-        if is_database:
-            scrub_nsys(path, unfinished, without_paths)
-        else:
-            scrub_kineto(path, unfinished, without_paths, packed=out.suffix == ".gz")
+    try:
+        with whole_file(out) as unfinished:
+            if is_database:
+                scrub_nsys(path, unfinished, without_paths)
+            else:
+                scrub_kineto(path, unfinished, without_paths, packed=out.suffix == ".gz")
+    except OSError as error:
+        problem = f"cannot be written: {error.strerror or error}"
+        raise TraceError(out, problem, "give a name in a folder that exists") from error
     return out
 
 
@@ -52,18 +55,3 @@ class _NumberedPaths:
 
     def __call__(self, text: str) -> str:
         return _PATH.sub(lambda path: f"<path {self._numbers.setdefault(path[0], len(self._numbers) + 1)}>", text)
-
-
-@contextmanager
-def _whole_or_nothing(out: Path) -> Iterator[Path]:
-    """A name to write to; the file gets its own name when all of it is written."""
-    unfinished = out.with_name(f".{out.name}.{os.getpid()}.unfinished")
-    try:
-        unfinished.write_bytes(b"")
-        yield unfinished
-        unfinished.replace(out)
-    except OSError as error:
-        problem = f"cannot be written: {error.strerror or error}"
-        raise TraceError(out, problem, "give a name in a folder that exists") from error
-    finally:
-        unfinished.unlink(missing_ok=True)

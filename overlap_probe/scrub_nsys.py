@@ -31,7 +31,7 @@ _TYPES = frozenset({"INTEGER", "REAL", "TEXT"})
 
 
 def scrub_nsys(path: Path, out: Path, without_paths: Callable[[str], str]) -> None:
-    """Write the copy to ``out``, an empty file. Raises TraceError if the original cannot be read."""
+    """Write the copy to ``out``, a new file. Raises TraceError if the original cannot be read."""
     with tempfile.TemporaryDirectory(prefix="overlap_probe_") as folder:
         try:
             source = as_database(path, Path(folder))

@@ -17,6 +17,7 @@ from typing import Any
 from overlap_probe.errors import OverlapProbeError
 from overlap_probe.progress import PROGRESS
 from overlap_probe.run_queue import METADATA_KEY, RunQueueSampler
+from overlap_probe.whole_file import whole_file
 
 ENDING = ".json.gz"
 
@@ -115,25 +116,26 @@ def _write_trace(profile: Any, folder: Path, no_windows: Mapping[int, str]) -> P
     """
     path = folder / f"rank{current_rank()}{ENDING}"
     exported = folder / f".{path.stem}.{os.getpid()}.tmp"
-    packed = exported.with_suffix(".gz.tmp")
     names = {b'"ProfilerStep#%d"' % step: b'"%s"' % name.encode() for step, name in no_windows.items()}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         profile.export_chrome_trace(os.path.relpath(exported))
         _check_is_whole(exported)
-        with exported.open("rb") as source, gzip.open(packed, "wb", compresslevel=5) as target:
+        with (
+            whole_file(path) as packed,
+            exported.open("rb") as source,
+            gzip.open(packed, "wb", compresslevel=5) as target,
+        ):
             for line in source:  # the exporter writes an event in a few lines
                 for old, new in names.items():
                     line = line.replace(old, new) if b"ProfilerStep#" in line else line
                 target.write(line)
-        os.replace(packed, path)
     except OSError as error:
         reason = error.strerror or error
         raise CaptureError(f"{path}: cannot be written: {reason}; free some space or choose another folder") from error
     finally:
-        for leftover in (exported, packed):
-            with contextlib.suppress(OSError):
-                leftover.unlink()
+        with contextlib.suppress(OSError):
+            exported.unlink()
     return path
 
 

@@ -24,6 +24,11 @@ with open(home / f"{{arguments[0]}}.calls", "a") as calls:
 if arguments[0] == "export":
     if (home / "cannot export").exists():
         sys.exit("The report was written by a newer version.")
+    if (home / "hangs").exists():
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
+        (home / "child.part").write_text(str(child.pid))
+        (home / "child.part").rename(home / "child")
+        child.wait()
     shutil.copy(home / "database.sqlite", options["output"])
     sys.exit()
 if (home / "fails once").exists():
@@ -47,9 +52,25 @@ signal.signal(signal.SIGTERM, lambda number, frame: os.killpg(child.pid, number)
 code = child.wait()
 if not (home / "refuses to end").exists():
     daemon.kill()
-if not (home / "loses ranges").exists():
+if (home / "loses ranges").exists():
+    sys.exit(print("Generated:"))
+print("Capture range started in the application.")
+if (home / "cannot import").exists():
+    print("Importer error status: Importation failed. InvalidArgumentException")
+    pathlib.Path(options["output"] + ".qdstrm").write_text("")
+elif not (home / "writes nothing").exists():
     pathlib.Path(options["output"] + ".nsys-rep").write_text("")
 sys.exit(code if code >= 0 else 128 - code)
+"""
+
+IMPORTER = """
+import pathlib, sys
+home = pathlib.Path(__file__).resolve().parents[1] / "bin"
+options = dict(a[2:].split("=", 1) for a in sys.argv[1:] if "=" in a)
+assert pathlib.Path(options["input-file"]).is_file()
+if (home / "cannot import again").exists():
+    sys.exit("File is corrupted.")
+pathlib.Path(options["output-file"]).write_text("")
 """
 
 NVTX = """
@@ -64,15 +85,18 @@ def end_range(message):
 
 
 def install(folder: Path) -> Path:
-    """Put ``bin/nsys`` and ``lib/nvtx.py`` into a folder; gives the folder of ``nsys``, where its behaviour is chosen.
+    """Put ``bin/nsys``, its importer and ``lib/nvtx.py`` into a folder; gives that of ``nsys``, which chooses.
 
-    A test touches ``cannot profile``, ``fails once``, ``cannot export``, ``loses ranges`` or ``refuses to end`` there,
-    and writes ``database.sqlite``.
+    A test touches ``cannot profile``, ``fails once``, ``loses ranges``, ``writes nothing``, ``cannot import``, ``cannot
+    import again``, ``cannot export``, ``hangs`` (its export) or ``refuses to end`` there, and writes
+    ``database.sqlite``.
     """
     home = folder / "bin"
     home.mkdir()
     (folder / "lib").mkdir()
     (folder / "lib" / "nvtx.py").write_text(NVTX)
-    (home / "nsys").write_text(f"#!{sys.executable}\n{PROGRAM}")
-    (home / "nsys").chmod(0o755)
+    (folder / "host-linux-x64").mkdir()
+    for program, text in ((home / "nsys", PROGRAM), (folder / "host-linux-x64" / "QdstrmImporter", IMPORTER)):
+        program.write_text(f"#!{sys.executable}\n{text}")
+        program.chmod(0o755)
     return home

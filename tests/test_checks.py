@@ -58,6 +58,8 @@ def test_a_check_is_metric_operator_value_with_a_scope_in_front(text, parsed):
         ("hidden >= 80", "80%.*80us"),
         ("hidden >= 80min", "no value"),
         ("hidden >= -5us", "no value"),
+        ("exposed <= " + "9" * 400 + "s", "up to 15 digits"),
+        ("overlaps >= " + "9" * 400, "up to 15 digits"),
         ("hidden >= nan", "no value"),
         ("hidden >= 500%", "at most 100%"),
         ("exposed <= 100.1%", "at most 100%"),
@@ -110,7 +112,7 @@ def test_an_option_of_the_analysis_that_does_not_parse_is_named(options, named):
         Options.parse(**options)
 
 
-@pytest.mark.parametrize("text", ["4", "0/5", "6/5", "a/b", "4/0", ""])
+@pytest.mark.parametrize("text", ["4", "0/5", "6/5", "a/b", "4/0", "", "\u0664/\u0665", "9" * 5000 + "/" + "9" * 5000])
 def test_at_least_must_be_k_of_n(text):
     with pytest.raises(CheckSyntaxError, match="K/N"):
         AtLeast.parse(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -16,6 +17,7 @@ from command_line import call, needs_torch
 from documents import ROOT, commands
 
 from overlap_probe.cli import main
+from overlap_probe.commands.files import InputFile, OutputFile
 
 DATA = Path(__file__).parent / "data"
 
@@ -77,6 +79,13 @@ MISTAKES = {
     "assert OUT/cut.json.gz --overlaps 1": "cut.json.gz: ",
     "assert OUT/text.json --overlaps 1": "text.json: ",
     "assert OUT/empty --overlaps 1": "no trace in this folder",
+    "assert OUT/loop --overlaps 1": "loop: cannot be read: Too many levels of symbolic links",
+    "diff OUT/loop RING0": "loop: cannot be read: Too many levels of symbolic links",
+    "baseline check RING0 OUT/loop": "there is no such baseline",
+    "report OUT/loop/x -o OUT/r.html": "loop/x: cannot be read",
+    f"assert {'x' * 300}.json --overlaps 1": "xxx.json: File name too long",
+    "assert '' --overlaps 1": "the path is empty",
+    "baseline check '' OUT/baseline.json": "the path is empty",
     "analyze RING0 --window '('": "--window '('",
     "analyze RING0 --rule nonsense": "--rule 'nonsense'",
     "analyze RING0 --min-overlap 5": "--min-overlap '5'",
@@ -100,10 +109,12 @@ MISTAKES = {
     "diff RING0 RING1 --fail-on 'hidden < auto'": "--fail-on 'hidden < auto'",
     "baseline save RING0": "--output",
     "baseline check RING0 OUT/result.json": "no baseline",
+    "baseline check RING0 OUT/asks_nothing.json": "names nothing to fail on",
     "baseline nonsense": "nonsense",
     "nonsense": "nonsense",
     "run --nproc 0": "--nproc",
     "run --device tpu": "--device",
+    "run --timeout nan": "--timeout: expected a number of seconds, more than 0, got nan",
     "run --steps 0 --warmup 1": "--steps",
     "run --nnodes 2 --node-rank 0": "--nnodes",
     "run --rdzv-endpoint nonsense --rdzv-id x -o OUT/run": "--rdzv-endpoint",
@@ -115,8 +126,9 @@ MISTAKES = {
 """Commands that are wrong, and what their one line has to name."""
 
 RUN = (
-    "run --nproc 2 -o OUT/run --device cpu --profiler torch --schedule serial --gather process_group --children 2 --dim 64"
-    " --batch 8 --warmup 1 --steps 2 --timeout 60 --overlaps 1 --hidden '>=0' --exposed 9s --stalled 9s --net-hidden '>=0'"
+    "run --nproc 2 -o OUT/run --device cpu --profiler torch --schedule serial --gather process_group --children 2"
+    " --dim 64 --batch 8 --warmup 1 --steps 2 --timeout 60"
+    " --overlaps 1 --hidden '>=0' --exposed 9s --stalled 9s --net-hidden '>=0'"
     r" --slowdown 9s --check 'forward.all_gather.hidden > 90%' --at-least 2/2 --what-if"
     r" --rule 'all_to_all=x' --window 'ProfilerStep#\d' --min-overlap 1us --unit-label 'unit (\d+)'"
 )
@@ -143,7 +155,10 @@ def out(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Path:
     (tmp_path / "cut.json.gz").write_bytes(FILES["RING0"].read_bytes()[:9000])
     (tmp_path / "text.json").write_text("not a trace")
     (tmp_path / "other.json").write_text('{"schema": 99, "run": {}, "traces": []}')
+    baseline = json.loads((tmp_path / "baseline.json").read_text())
+    (tmp_path / "asks_nothing.json").write_text(json.dumps(baseline | {"fail_on": []}))
     (tmp_path / "empty").mkdir()
+    (tmp_path / "loop").symlink_to("loop")
     return tmp_path
 
 
@@ -187,6 +202,76 @@ def test_a_mistake_is_exit_code_2_with_one_line_that_names_it_and_nothing_writte
     assert done.err.count("\n") == 1, done.err
     assert MISTAKES[command] in done.err
     assert files(out) == before
+
+
+READ_AND_WRITTEN = [
+    (name, option.opts[-1])
+    for name, command in every_command()
+    if any(isinstance(param.type, InputFile) for param in command.params)
+    for option in command.params
+    if isinstance(option.type, OutputFile)
+]
+"""Commands that read files, with each of their options that name a file to write."""
+
+
+@pytest.mark.parametrize("output", ["run/rank0.json", "link.json", "run/../run/rank0.json"])
+@pytest.mark.parametrize("read", ["run/rank0.json", "run"])
+@pytest.mark.parametrize(("command", "option"), READ_AND_WRITTEN)
+def test_no_command_overwrites_what_it_reads(
+    command: str, option: str, read: str, output: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    trace = tmp_path / "run" / "rank0.json"
+    trace.parent.mkdir()
+    trace.write_text("precious")
+    (tmp_path / "link.json").symlink_to(trace)
+    inputs = 2 if command in ("diff", "baseline check") else 1
+    check = ["--overlaps", "1"] if command == "assert" else []
+    done = call(capsys, *command.split(), *[tmp_path / read] * inputs, *check, option, tmp_path / output)
+    assert (done.code, done.out) == (2, "")
+    assert done.err == f"overlap_probe: {tmp_path / output}: is what is read, and would be overwritten; " + (
+        "write to another file\n"
+    )
+    assert trace.read_text() == "precious"
+
+
+def test_the_result_that_stands_for_a_folder_is_not_overwritten(
+    capsys: pytest.CaptureFixture[str], out: Path, tmp_path: Path
+) -> None:
+    before = (out / "result.json").read_text()
+    assert "is what is read" in call(capsys, "diff", out, out, "--json", out / "result.json").err
+    assert "is what is read" in call(capsys, "report", out / "result.json", "-o", out / "result.json").err
+    assert (out / "result.json").read_text() == before
+
+
+def test_an_output_may_replace_an_older_one_in_the_folder_that_is_read(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for rank in (0, 1):
+        (tmp_path / f"rank{rank}.json.gz").write_bytes(FILES[f"RING{rank}"].read_bytes())
+    for _ in range(2):  # the second time, what the first wrote is no trace of the run
+        for command in (
+            "assert OUT --overlaps 6 --json OUT/numbers.json",
+            "baseline save OUT -o OUT/kept.json --fail-on 'hidden < -5%'",
+            "diff OUT/rank0.json.gz OUT/rank0.json.gz --json OUT/changes.json",
+        ):
+            done = call(capsys, *words(command, tmp_path))
+            assert done.code == 0, done.out + done.err
+
+
+def test_a_crash_is_neither_a_verdict_nor_silent(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(**_: object) -> None:
+        raise ZeroDivisionError("what nobody\nforesaw")
+
+    monkeypatch.setattr("overlap_probe.commands.assert_.load", broken)
+    done = call(capsys, "assert", "some file", "--overlaps", "1")
+    assert done.code == 2
+    assert done.err.startswith("Traceback (most recent call last):\n")
+    assert done.err.splitlines()[-1] == (
+        "overlap_probe: internal error: ZeroDivisionError: what nobody foresaw "
+        "(command assert 'some file' --overlaps 1); please report it with this traceback"
+    )
 
 
 @pytest.mark.slow

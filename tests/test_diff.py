@@ -194,6 +194,53 @@ def test_a_change_within_the_noise_is_no_failure_and_no_pass() -> None:
     assert "may be noise" in made.findings[0].message
 
 
+def starved(hidden: tuple[int, ...], *units: int) -> RunAnalysis:
+    """A run of two steps in which these units missed their overlap because a thread had no core."""
+    steps = {
+        f"step{at}": [
+            replace(c, starved_ns=90 * US, cause="unknown") if c.index in units else c for c in step(9000 * at, *hidden)
+        ]
+        for at in range(2)
+    }
+    return RunAnalysis((analysis(0, steps),))
+
+
+@pytest.mark.parametrize(
+    ("base", "new", "expression", "status"),
+    [
+        # Both misses starved: at best 600 of 800 us are hidden, and 3 of 3 overlap, as in the base.
+        (run([GOOD] * 2), starved(BAD, 2, 3), "hidden < -5%", "inconclusive"),
+        (run([GOOD] * 2), starved(BAD, 2, 3), "overlaps < 0", "inconclusive"),
+        (run([GOOD] * 2), starved(BAD, 2, 3), "exposed > 100us", "inconclusive"),
+        (run([GOOD] * 2), starved(BAD, 2, 3), "communication.stalled > 100us", "inconclusive"),
+        # One of them: at best 400 of 800 us, 25 points below the base; 2 overlaps, one less; 200 us more are exposed.
+        (run([GOOD] * 2), starved(BAD, 2), "hidden < -5%", "fail"),
+        (run([GOOD] * 2), starved(BAD, 2), "hidden < -25%", "inconclusive"),
+        (run([GOOD] * 2), starved(BAD, 2), "overlaps < -1", "inconclusive"),
+        (run([GOOD] * 2), starved(BAD, 2), "exposed > 100us", "fail"),
+        # A good run is as good for what it cannot be blamed for; a base may have been better than it seems.
+        (run([BAD] * 2), starved(BAD, 2), "hidden < -5%", "pass"),
+        (starved(BAD, 2, 3), run([BAD] * 2), "hidden < -5%", "inconclusive"),
+        (starved(BAD, 2, 3), run([GOOD] * 2), "hidden < -5%", "pass"),
+    ],
+)
+def test_a_change_that_a_busy_machine_may_have_made_cannot_be_told(
+    base: RunAnalysis, new: RunAnalysis, expression: str, status: str, tmp_path: Path
+) -> None:
+    made = verdict(base, new, expression)
+    assert made.status == status
+    assert ("too busy to say" in made.findings[0].message) == (status == "inconclusive")
+    write_baseline(samples_of(base), tmp_path / "b.json")
+    kept = diff(read_baseline(tmp_path / "b.json"), samples_of(new))
+    assert judge(kept, [parse_change(expression)]).status == status
+
+
+def test_a_run_on_a_busy_machine_is_no_baseline(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    op.write_report(starved(BAD, 2, 3), tmp_path / "busy.json")
+    assert call(capsys, "baseline", "save", tmp_path / "busy.json", "-o", tmp_path / "b.json").code == 3
+    assert not (tmp_path / "b.json").exists()
+
+
 def test_what_a_run_lacks_is_inconclusive() -> None:
     good = run([GOOD], [GOOD])
     lacking = {

@@ -85,8 +85,9 @@ def test_times_are_the_decimal_text(tmp_path_factory: pytest.TempPathFactory, ti
         "text": lambda ns: f'"{ns // 1000}.{ns % 1000:03d}"',
         "integer": lambda ns: f"{ns // 1000}",
     }
-    template = '{{"ph":"X","cat":"kernel","name":"k","pid":0,"tid":7,"ts":{},"dur":{},"args":{{}}}}'
-    rows = ",".join(template.format(forms[form](ns), forms[form](ns // 7)) for ns in [1, *times])
+    template = '{{"ph":"X","cat":"kernel","name":"k","pid":0,"tid":7,"ts":{},"dur":{},"args":{{"correlation":{}}}}}'
+    known = enumerate([1, *times], start=1)
+    rows = ",".join(template.format(forms[form](ns), forms[form](ns // 7), number) for number, ns in known)
     trace = read(tmp_path_factory.mktemp("times"), f"[{rows}]")
     durations = {"integer": lambda ns: ns // 7 // 1000 * 1000}.get(form, lambda ns: ns // 7)
     assert sorted(trace.activities.start_ns.tolist()) == sorted([0 if form == "integer" else 1, *times])
@@ -317,6 +318,64 @@ def test_waits_of_another_shape_are_as_if_absent(tmp_path: Path, waits: Any) -> 
     assert not len(read(tmp_path, text(one_launch(), overlap_probe=waits)).waits)
 
 
+def waits_in(folder: Path, waits: Any, **keys: Any) -> Trace:
+    """`one_launch`, 0 to 60 us, whose thread has these waits, by its number or as a list."""
+    by_thread = waits if isinstance(waits, dict) else {"100": waits}
+    return read(folder, text(one_launch(), overlap_probe={"process": 100, "waits": by_thread}, **keys))
+
+
+HUGE = "9" * 5000
+"""More digits than Python turns into an integer."""
+
+
+@pytest.mark.parametrize(
+    "waits", [[["1", "2", "1"]], [[1, 2, True]], [[HUGE, 2, 1]], [[1, 2**63, 1]], {HUGE: [[1, 2, 1]]}]
+)
+def test_what_is_no_wait_is_left_out_and_said_and_the_others_count(tmp_path: Path, waits: Any) -> None:
+    trace = waits_in(tmp_path, {"100": [[10_000, 20_000, 5_000]], "7": waits} if isinstance(waits, list) else waits)
+    assert len(trace.waits) == isinstance(waits, list)
+    assert trace.notes == (
+        "recorded waits for a core that are not [start, end, waited] in ns of a thread are left out: 1",
+    )
+
+
+@pytest.mark.parametrize(
+    "keys", [{"overlap_probe": {"process": HUGE}}, {"overlap_probe": {}, "dropped": int("9" * 4000)}]
+)
+def test_a_number_of_thousands_of_digits_is_none(tmp_path: Path, keys: Any) -> None:
+    assert not len(read(tmp_path, text(one_launch(), **keys)).waits)
+    whole = f'{{"overlap_probe": {{"process": {HUGE}}}, {text(one_launch())[1:]}'
+    assert len(read(tmp_path, whole).activities) == 1
+
+
+def test_waits_that_contradict_each_other_or_the_trace_excuse_nothing(tmp_path: Path) -> None:
+    everything, copies = [0, 2**63 - 1, 2**63 - 1], [[10_000, 20_000, 5_000]] * 2_000
+    assert not len(waits_in(tmp_path, [everything, [60_000, 70_000, 1], [-5, 0, 1]]).waits)
+    trace = waits_in(tmp_path, [everything, *copies])
+    assert len(trace.waits) == 3  # as many as `run_queue` may find to overlap
+    assert trace.notes == ("recorded waits for a core that contradict each other or the trace are left out: 1998",)
+    assert not len(waits_in(tmp_path, copies, baseTimeNanoseconds=10**9).waits)
+    assert len(waits_in(tmp_path, copies[:1], baseTimeNanoseconds=2**70).waits) == 1  # no such time: as if absent
+
+
+def test_waits_that_a_sampler_dates_back_are_all_kept(tmp_path: Path) -> None:
+    """A wait is seen when it ends: 8 us that end at 22 began at 14, before the look at 15 that saw another one end."""
+    seen = [[-3_000, 5_000, 8_000], [8_000, 15_000, 2_000], [14_000, 22_000, 8_000], [20_000, 27_000, 7_000]]
+    base = 1_000_000_000
+    written = [[start + base, end + base, waited] for start, end, waited in seen]
+    trace = waits_in(tmp_path, written, baseTimeNanoseconds=base)
+    assert (trace.waits.start_ns.tolist(), trace.notes) == ([start for start, _, _ in seen], ())
+
+
+def test_metadata_may_be_nested_deeply(tmp_path: Path) -> None:
+    nested: Any = "3 records were dropped"
+    for _ in range(500):
+        nested = [nested]
+    assert read(tmp_path, text(one_launch(), overlap_probe=nested)).incomplete == (
+        "the profiler says: 3 records were dropped",
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "rank"),
     [
@@ -415,8 +474,20 @@ def test_a_real_trace_read_by_json_alone_has_the_same_numbers() -> None:
 
 
 def test_an_event_that_a_file_holds_twice_is_read_once(tmp_path: Path) -> None:
-    """As in a file that was merged from overlapping ones. What has no number may be alike and still be two."""
-    once = [*one_launch(), event("cpu_op", "aten::add", 20, 1)]
+    """As in a file that was merged from overlapping ones: device rows, calls, operations and ranges, number or not."""
+    lost = [launch(13, 78), launch(14, 79), launch(15, 80), launch(40, 81), kernel("gemm", 60, 1, correlation=81)]
+    once = [*one_launch(), *lost, event("cpu_op", "aten::add", 20, 1), kernel("nccl", 20, 30, stream=9)]
     twice, single = read(tmp_path, [*once, *once]), read(tmp_path, once)
-    assert twice.activities.start_ns.tolist() == single.activities.start_ns.tolist() == [20_000]
-    assert names_of(twice, "operations") == ["aten::mm", "aten::add", "aten::add"]
+    for table in ("activities", "operations", "ranges"):
+        assert names_of(twice, table) == names_of(single, table)
+    assert names_of(single, "operations") == ["aten::mm", "aten::add"]
+    assert twice.notes == single.notes
+    assert "2 of 5 kernel launches" in single.notes[0]  # 3 lost, and the kernel without a number may be one of them
+
+
+def test_events_of_the_same_times_that_differ_are_all_kept_and_each_once(tmp_path: Path) -> None:
+    """Sorted by time alone, two of them that a file holds twice would alternate: A, B, A, B."""
+    alike = [kernel(name, 20, 30, stream=stream, correlation=stream) for name, stream in (("nccl", 7), ("gemm", 8))]
+    assert names_of(read(tmp_path, alike * 2), "activities") == ["nccl", "gemm"]
+    pair = [kernel("gemm", 20, 30, correlation=number) for number in (1, 2)]
+    assert names_of(read(tmp_path, pair * 2), "activities") == ["gemm", "gemm"]

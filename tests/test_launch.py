@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import os
 import socket
 import subprocess
@@ -183,6 +184,8 @@ def test_in_a_launchers_environment_each_process_is_a_rank_and_rank_0_leads(tmp_
         ({"steps": 0}, "--steps"),
         ({"dim": 0}, "--dim"),
         ({"timeout": 0.0}, "--timeout"),
+        ({"timeout": math.nan}, "--timeout"),
+        ({"timeout": math.inf}, "--timeout"),
         ({"device": "tpu"}, "--device"),
         ({"target": "no_function"}, "--target"),
         ({"target": "m:f", "script": ("a.py",)}, "--target"),

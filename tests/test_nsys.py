@@ -309,3 +309,27 @@ def test_a_real_database_reads_as_its_tables_say() -> None:
     assert (trace.device.name, trace.device.sms, trace.device.threads_per_sm) == ("NVIDIA H200", 132, 2048)
     assert [n for n in names(trace, "ranges") if n.startswith("step")] == ["step0", "step1", "step2"]
     assert (trace.notes, trace.process, trace.rank) == ((), 580, None)
+
+
+def test_rows_that_a_file_holds_twice_are_read_once(tmp_path: Path) -> None:
+    """Merged files: kernels, copies, calls and ranges. A node of a graph that runs beside its like is another row."""
+    database = NsysDatabase()
+    database.range("step0", 0, 100)
+    for graph_node in (1, 2):
+        database.kernel(GEMM, 10, 20, None, correlationId=70, graphNodeId=graph_node)
+    database.call(5, correlationId=70)
+    database.kernel(GATHER, 10, 20, 6, streamId=9)
+    database.copy(8, 10, 20, 7)
+    database.memset(10, 20, 8)
+    database.call(9)  # lost
+    database.call(9.5)
+    database.call(9.75)
+    single = read_one(database, tmp_path)
+    for table in ("CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET"):
+        database.rows[table] *= 2
+    database.rows["CUPTI_ACTIVITY_KIND_RUNTIME"] *= 2
+    database.rows["NVTX_EVENTS"] *= 2
+    twice = read_one(database, tmp_path)
+    assert (len(single.activities), len(single.ranges)) == (5, 1)
+    assert (len(twice.activities), len(twice.ranges), twice.notes) == (5, 1, single.notes)
+    assert twice.activities.launch_ns.tolist() == single.activities.launch_ns.tolist()

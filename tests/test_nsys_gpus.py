@@ -117,3 +117,29 @@ def test_without_metrics_nothing_is_said_of_the_sms(tmp_path: Path) -> None:
     analysis = analyze(read_one(with_two_gathers(), tmp_path))
     assert {(c.sm_active_percent, c.sm_samples) for c in analysis.whole.collectives} == {(None, None)}
     assert "SMs" not in text.render_collectives(RunAnalysis((analysis,)))
+
+
+def percents(database: NsysDatabase, folder: Path) -> list[int]:
+    return read_one(database, folder).sm_samples.percent.tolist()
+
+
+def test_what_is_no_time_or_no_percentage_is_no_sample(tmp_path: Path) -> None:
+    database = with_two_gathers()
+    name_metrics(database, 0)
+    for us, value in enumerate((0, -1, 100, 101, 2**62, None, "x", 40)):
+        database.add("GPU_METRICS", timestamp=us, typeId=KIND, metricId=8, value=value)
+    database.add("GPU_METRICS", timestamp=None, typeId=KIND, metricId=8, value=50)
+    assert percents(database, tmp_path) == [0, 100, 40]
+
+
+def test_of_two_metrics_of_that_name_one_is_taken_and_they_are_not_mixed(tmp_path: Path) -> None:
+    database = with_two_gathers()
+    name_metrics(database, 0)
+    other = {"typeId": KIND | 256, "typeName": "gh100", "metricId": 9, "metricName": "SM Active"}
+    database.add("TARGET_INFO_GPU_METRICS", **other)
+    database.add("TARGET_INFO_GPU_METRICS", **other | {"typeId": KIND})
+    for us, of_first in ((10, 30), (20, 40), (20, 40)):  # the last one twice
+        sample(database, us, of_first)
+    sample(database, 15, 99, metric=9)
+    sample(database, 16, 98, gpu=256, metric=9)
+    assert percents(database, tmp_path) == [30, 40]

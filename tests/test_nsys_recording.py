@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -186,7 +187,7 @@ def test_nothing_on_the_device_is_inconclusive_and_says_so(
     play(("note", "a note of the rank"), *WELL)
     ran = call(capsys, "run", "--profiler", "nsys", "-o", tmp_path / "out", "--", __file__)
     assert ran.code == 3
-    assert "nothing ran on a device" in ran.out
+    assert re.search(r"^INCONCLUSIVE .*: no all-gathers in this window: nothing ran on a device, or", ran.out, re.M)
     assert "rank 0: a note of the rank" in ran.err
 
 
@@ -206,38 +207,145 @@ def test_no_nsys_on_the_path_is_an_error_before_anything_starts(
     assert not (tmp_path / "out").exists()
 
 
+UNDER = re.escape(f", under Nsight Systems {fake_nsys.VERSION}")
+ADVICE = re.escape("; nvtx 0.2.12 to 0.2.17 lose all ranges under Nsight Systems 2024.2")
+TORCH = ("recorded", {"nvtx": "torch 2.11.0+cu130", "unfinished": None})
+KEEPS = ("recorded", {"nvtx": "the package nvtx 0.2.11", "unfinished": None})
+IMPORTER_SAID = "nsys said: .*Importer error status: Importation failed. InvalidArgumentException"
+
+
 @pytest.mark.parametrize(
-    ("behaviour", "message"),
+    ("behaviour", "emitter", "message"),
     [
         (
             "cannot profile",
+            RECORDED,
             "nsys profile ended with exit code 1 before the rank began: Permission denied: perf_event_paranoid",
         ),
-        ("cannot export", "nsys export failed with exit code 1: The report was written by a newer version."),
-        ("loses ranges", "nsys recorded nothing: no range of the package nvtx 0.2.17, under .* arrived; nvtx 0.2.12"),
+        ("cannot export", RECORDED, "nsys export failed with exit code 1: The report was written by a newer version."),
+        (
+            "loses ranges",
+            RECORDED,
+            f"nsys recorded nothing: no range of the package nvtx 0.2.17{UNDER}, arrived{ADVICE}",
+        ),
+        (
+            "loses ranges",
+            KEEPS,
+            rf"nsys recorded nothing: no range of the package nvtx 0.2.11{UNDER}, arrived \(nsys said: it said nothing",
+        ),
+        ("loses ranges", TORCH, rf"nsys recorded nothing: no range of torch 2.11.0\+cu130{UNDER}, arrived \("),
+        (
+            "writes nothing",
+            RECORDED,
+            rf"nsys recorded nothing: no report, of the package nvtx 0.2.17{UNDER} \(nsys said: Capture range started",
+        ),
     ],
 )
-def test_failing_nsys_is_an_error_with_its_last_words(
-    play: Callable[..., LaunchOptions], nsys: Path, tmp_path: Path, behaviour: str, message: str
+def test_failing_nsys_is_an_error_with_its_last_words_and_blames_nvtx_only_where_it_is_known_to_lose_ranges(
+    play: Callable[..., LaunchOptions], nsys: Path, tmp_path: Path, behaviour: str, emitter: Any, message: str
 ) -> None:
     (nsys / behaviour).touch()
-    with pytest.raises(LaunchError, match=rf"^{message}"):
-        run(play(*WELL, script=(__file__,)))
+    with pytest.raises(LaunchError, match=rf"^rank 0 failed \({message}"):
+        run(play(emitter, *WELL[1:], script=(__file__,)))
     assert left_in(tmp_path) == set()
+
+
+def test_what_nsys_could_not_import_is_imported_again(
+    play: Callable[..., LaunchOptions], nsys: Path, tmp_path: Path
+) -> None:
+    (nsys / "cannot import").touch()
+    told: list[str] = []
+    run(play(*WELL, script=(__file__,)), told.append)
+    assert "rank 0: importing again what nsys recorded" in told
+    assert left_in(tmp_path) == {"rank0.sqlite"}
+
+
+@pytest.mark.parametrize("importer", ["fails again", "missing"])
+def test_an_import_that_fails_twice_is_an_error_with_the_importers_words_that_does_not_blame_nvtx(
+    play: Callable[..., LaunchOptions], nsys: Path, tmp_path: Path, importer: str
+) -> None:
+    (nsys / "cannot import").touch()
+    if importer == "missing":
+        (tmp_path / "host-linux-x64" / "QdstrmImporter").unlink()
+        then = "there is no QdstrmImporter beside nsys"
+    else:
+        (nsys / "cannot import again").touch()
+        then = "QdstrmImporter failed with exit code 1: File is corrupted."
+    with pytest.raises(LaunchError, match=rf"run again \({IMPORTER_SAID}; then {then}\)") as raised:
+        run(play(*WELL, script=(__file__,)))
+    assert "nvtx" not in str(raised.value)
+    assert left_in(tmp_path) == set()
+
+
+def test_an_unreadable_export_is_an_error_that_names_the_rank_and_nsys_and_no_file_that_is_gone(
+    play: Callable[..., LaunchOptions], nsys: Path, tmp_path: Path
+) -> None:
+    (nsys / "database.sqlite").write_bytes(b"garbage" * 100)
+    wanted = rf"what nsys export wrote of rank 0 cannot be read \(Nsight Systems {fake_nsys.VERSION}\): not a SQLite"
+    with pytest.raises(LaunchError, match=wanted) as raised:
+        run(play(*WELL, script=(__file__,)))
+    assert str(tmp_path / "tmp") not in str(raised.value)
+    assert "nsys export --type" not in str(raised.value)
+    assert left_in(tmp_path) == set()
+
+
+def test_an_export_that_hangs_is_ended_with_what_it_has_started(nsys: Path, tmp_path: Path) -> None:
+    (nsys / "hangs").touch()
+    # Long enough for two interpreters to start on a busy machine.
+    with pytest.raises(LaunchError, match=r"^nsys export did not end within 10 s"):
+        nsys_command.export(tmp_path / "x.nsys-rep", tmp_path / "x.sqlite", dict(os.environ), 10)
+    assert_ended(nsys / "child")
+
+
+def test_an_export_that_is_interrupted_is_ended_with_what_it_has_started(nsys: Path, tmp_path: Path) -> None:
+    (nsys / "hangs").touch()
+
+    def interrupt() -> None:
+        wait_until(lambda: (nsys / "child").exists(), 60, "the export")
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        nsys_command.export(tmp_path / "x.nsys-rep", tmp_path / "x.sqlite", dict(os.environ), 60)
+    assert_ended(nsys / "child")
+
+
+def test_what_an_export_has_started_ends_with_its_recording(nsys: Path, tmp_path: Path) -> None:
+    """As where the launcher was killed: nobody but `end_recording` is left to end an export."""
+    (nsys / "hangs").touch()
+    options = [f"--output={tmp_path / 'a_recording.sqlite'}"]
+    export = subprocess.Popen([str(nsys / "nsys"), "export", *options], start_new_session=True)
+    wait_until(lambda: (nsys / "child").exists(), 60, "the export")
+    nsys_command.end_recording(str(tmp_path / "a_recording"))
+    assert export.wait(10) == -signal.SIGKILL
+    assert_ended(nsys / "child")
+
+
+def assert_ended(pid: Path) -> None:
+    """The process whose id is in a file ends soon; ends it if not."""
+    process = int(pid.read_text())
+    try:
+        wait_until(lambda: not lives(process), 5, "its end")
+    finally:
+        if lives(process):
+            os.kill(process, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
     ("lost", "what"), [("ProfilerStep#2", "steps"), ("fsdp_runtime::compute forward (a)", "units")]
 )
+@pytest.mark.parametrize(
+    ("emitter", "advice"), [(RECORDED, ADVICE), (KEEPS, r" \(nsys said"), (TORCH, r" \(nsys said")]
+)
 def test_built_in_workload_without_its_ranges_is_an_error(
-    play: Callable[..., LaunchOptions], nsys: Path, tmp_path: Path, lost: str, what: str
+    play: Callable[..., LaunchOptions], nsys: Path, tmp_path: Path, lost: str, what: str, emitter: Any, advice: str
 ) -> None:
     made = NsysDatabase()
     for name in {"ProfilerStep#2", "fsdp_runtime::compute forward (a)"} - {lost}:
         made.range(name, 0, 99)
     made.write(nsys / "database.sqlite")
-    with pytest.raises(LaunchError, match=rf"^the ranges of the {what}, of .*, did not arrive; nvtx 0\.2\.12"):
-        run(play(*WELL))
+    with pytest.raises(LaunchError, match=rf"the ranges of the {what}, of .*, did not arrive{advice}"):
+        run(play(emitter, *WELL[1:]))
     assert left_in(tmp_path) == set()
 
 
@@ -246,7 +354,11 @@ def test_built_in_workload_without_its_ranges_is_an_error(
     [
         ((RECORDED, ("error", "exit code 7")), 7, r"^rank 0 ended with exit code 7\n"),
         ((RECORDED,), 137, r"^rank 0 was killed by SIGKILL\n"),
-        (WELL, 1, r"^nsys profile ended with exit code 1 after the rank had ended: it said nothing"),
+        (
+            WELL,
+            1,
+            r"^rank 0 failed \(nsys profile ended with exit code 1 after the rank had ended: Capture range started",
+        ),
         ((("note", "0 of 3 steps captured"), ("end", None)), 0, "^rank 0 left no trace: 0 of 3 steps captured"),
     ],
 )

@@ -288,14 +288,22 @@ def test_mistakes_of_a_launch_fail_before_anything_starts(
             overlap_run("m:f", nproc=0)
         def test_unknown_option(overlap_run):
             overlap_run("m:f", workers=2)
+        def test_unknown_option_of_a_trace(overlap_trace):
+            overlap_trace("nowhere", windw="x")
         def test_launched_already(overlap_run, monkeypatch):
             monkeypatch.setenv("RANK", "0")
             monkeypatch.setenv("WORLD_SIZE", "2")
             overlap_run("m:f")
         """)
     counts, text = outcome(pytester, "--tb=line")
-    assert counts == {"failed": 4}
-    for says in ("lambda", "--nproc: expected 1 or more", "unexpected keyword argument 'workers'", "RANK is set"):
+    assert counts == {"failed": 5}
+    for says in (
+        "lambda",
+        "--nproc: expected 1 or more",
+        "overlap_run: no option 'workers'; expected one of rules, window, min_overlap, unit_labels, what_if, batch, ",
+        "overlap_trace: no option 'windw'; expected one of rules, window, min_overlap, unit_labels, what_if, rank",
+        "RANK is set",
+    ):
         assert says in text, says
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from timelines import COMPUTE, Timeline, gathers
 
-from overlap_probe import ranks
+from overlap_probe import evaluate, ranks
 from overlap_probe.errors import TraceError
 from overlap_probe.overlap import measure
-from overlap_probe.ranks import analyze_run, join
-from overlap_probe.results import Analysis, Collective
+from overlap_probe.ranks import analyze_run, join, trace_files
+from overlap_probe.render import render
+from overlap_probe.results import Analysis, Collective, RunAnalysis
 
 
 def world(size: int, **options: Any) -> list[Timeline]:
@@ -403,6 +405,24 @@ def test_two_files_of_one_rank_are_both_degraded_and_both_named(folder):
         assert "old.json" in a.notes[-1]
 
 
+def test_a_second_file_of_a_rank_in_a_folder_may_be_an_old_one_so_no_check_passes(folder):
+    where = folder(new=gathering(0, 1), old=gathering(0, 1))
+    run = analyze_run(where)
+    (problem,) = run.problems
+    assert "rank 0 is in 2 traces: new.json, old.json; remove" in problem
+    assert evaluate(run, ["exposed >= 0"]).status == "inconclusive"
+    one_by_one = analyze_run([where / "new.json", where / "old.json"])
+    assert one_by_one.problems == ()
+    assert evaluate(one_by_one, ["exposed >= 0"]).status == "pass"
+
+
+def test_two_ranks_in_one_file_are_no_second_file(folder, monkeypatch):
+    where = folder(a=gathering(0, 1))
+    twice = [replace(trace, path=str(where / "a.json")) for trace in [gathering(0, 1).trace()] * 2]
+    monkeypatch.setattr(ranks, "read_traces", lambda path: twice)
+    assert analyze_run(where).problems == ()
+
+
 def test_two_files_that_do_not_say_their_rank_are_not_one_rank(folder):
     run = analyze_run(folder(a=gathering(None), b=gathering(None)))
     assert [a.quality for a in run.ranks] == ["ok", "ok"]
@@ -413,6 +433,32 @@ def test_our_own_results_beside_the_traces_are_not_read(folder):
     for name in ("result.json", "baseline.json", "notes.txt", ".hidden.json"):
         (where / name).write_text("{}")
     assert len(analyze_run(where).ranks) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        render(RunAnalysis(()), None, "json"),
+        '{\n "kind": "overlap_probe baseline",\n "schema": 1',
+        '{\n "kind": "overlap_probe diff",\n "schema": 1',
+    ],
+    ids=["result", "baseline", "diff"],
+)
+def test_our_own_results_are_known_by_what_they_hold_under_any_name(folder, text):
+    where = folder(a=gathering(0, 1))
+    (where / "numbers.json").write_text(text)
+    assert trace_files(where) == [where / "a.json"]
+
+
+def test_a_link_to_itself_is_a_clear_error(tmp_path):
+    (tmp_path / "loop.json").symlink_to("loop.json")
+    with pytest.raises(TraceError, match=r"loop\.json: cannot be read"):
+        analyze_run(tmp_path / "loop.json")
+
+
+def test_an_empty_path_is_not_the_current_folder():
+    with pytest.raises(TraceError, match="is no path"):
+        analyze_run("")
 
 
 def test_a_folder_without_traces_is_an_error_that_says_what_was_expected(tmp_path):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import sqlite3
+import threading
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -53,7 +55,7 @@ def a_telling_database() -> NsysDatabase:
     database.copy(8, 150, 160, 20)
     database.range("MFSDP layers.0 forward", 10, 30)
     database.range("/home/alice/project/train_secret.py:12 load", 5, 8)
-    database.range(None, 5, 8, textId=database.string("/home/alice/project/train_secret.py:12 load"))
+    database.range(None, 5, 9, textId=database.string("/home/alice/project/train_secret.py:12 load"))
     database.range("/home/alice/project/other.py", 5, 8)
     database.range("secret mark", 6, None, eventType=34)
     database.add("PROCESSES", globalPid=global_pid(580), pid=580, name="wandb-core")
@@ -254,6 +256,25 @@ def test_the_original_is_never_replaced(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="another name"):
         scrub(path, tmp_path / "." / "trace.sqlite")
     assert path.read_bytes() == content
+
+
+def test_a_copy_goes_where_a_link_points_and_through_a_pipe(tmp_path: Path) -> None:
+    path = write(tmp_path, as_json(a_telling_trace()))
+    plain = scrub(path, tmp_path / "plain.json").read_bytes()
+    link, pipe = tmp_path / "link.json", tmp_path / "pipe.json"
+    link.symlink_to("real.json")
+    scrub(path, link)
+    assert (link.is_symlink(), (tmp_path / "real.json").read_bytes()) == (True, plain)
+
+    os.mkfifo(pipe)
+    received: list[bytes] = []
+    reader = threading.Thread(target=lambda: received.append(pipe.read_bytes()), daemon=True)
+    reader.start()
+    scrub(path, pipe)
+    assert pipe.is_fifo()
+    reader.join(10)
+    assert received == [plain]
+    assert not [left for left in tmp_path.iterdir() if left.name.startswith(".")]
 
 
 def test_what_cannot_be_read_leaves_neither_a_copy_nor_a_beginning_of_one(tmp_path: Path) -> None:

@@ -17,9 +17,10 @@ from overlap_probe.commands.common import (
     show,
     write_outputs,
 )
+from overlap_probe.commands.files import FilesCommand
 
 
-@click.command()
+@click.command(cls=FilesCommand)
 @paths_argument
 @reading_options
 @rank_option

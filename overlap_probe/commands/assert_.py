@@ -22,10 +22,11 @@ from overlap_probe.commands.common import (
     summary_option,
     write_outputs,
 )
+from overlap_probe.commands.files import FilesCommand
 from overlap_probe.render import render
 
 
-@click.command("assert")
+@click.command("assert", cls=FilesCommand)
 @paths_argument
 @check_options
 @reading_options

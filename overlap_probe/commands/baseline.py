@@ -10,8 +10,9 @@ import click
 
 import overlap_probe as op
 from overlap_probe.baseline import is_baseline, load_samples, read_baseline, write_baseline
-from overlap_probe.commands.common import EXIT_CODES, FILE, OUTPUT, meaning_options, take_reading
+from overlap_probe.commands.common import EXIT_CODES, meaning_options, take_reading
 from overlap_probe.commands.comparing import comparison_options, fail_on_option, show_comparison
+from overlap_probe.commands.files import INPUT, OUTPUT, RUN, FilesCommand
 from overlap_probe.diff import diff as compare
 from overlap_probe.fail_on import DEFAULT_FAIL_ON, judge, parse_change
 
@@ -21,8 +22,8 @@ def baseline() -> None:
     """Keep the numbers of a good run in a small file, and hold later runs against them."""
 
 
-@baseline.command()
-@click.argument("run", type=FILE)
+@baseline.command(cls=FilesCommand)
+@click.argument("run", type=RUN)
 @click.option(
     "-o", "--output", type=OUTPUT, required=True, metavar="FILE", help="Where to write it; meant to be committed."
 )
@@ -47,9 +48,9 @@ def save(run: Path, output: Path, fail_on: tuple[str, ...], **options: Any) -> i
     return 0
 
 
-@baseline.command()
-@click.argument("run", type=FILE)
-@click.argument("file", type=FILE)
+@baseline.command(cls=FilesCommand)
+@click.argument("run", type=RUN)
+@click.argument("file", type=INPUT)
 @fail_on_option
 @meaning_options
 @comparison_options
@@ -68,4 +69,7 @@ def check(run: Path, file: Path, fail_on: tuple[str, ...], **options: Any) -> in
         )
     base = read_baseline(file)
     asked = asked or [parse_change(text) for text in base.fail_on]
+    if not asked:
+        problem, hint = "names nothing to fail on, so nothing is checked", "give --fail-on, or save it again"
+        raise op.TraceError(file, problem, hint)
     return show_comparison(base, load_samples(run, reading), asked, **options)

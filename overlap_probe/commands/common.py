@@ -6,7 +6,6 @@ which of the groups below it takes.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -17,33 +16,13 @@ import click
 
 import overlap_probe as op
 from overlap_probe.checks import METRICS, AtLeast, parse_duration_ns
-from overlap_probe.render import check_target, format_of, is_result, read_result, render, write_text
+from overlap_probe.commands.files import INPUT, OUTPUT, REPORT, STEP_SUMMARY, SUMMARY
+from overlap_probe.render import is_result, read_result, render, write_text
 from overlap_probe.results import RunAnalysis, Verdict
 
 EXIT_CODES = {"pass": 0, "fail": 1, "inconclusive": 3}
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-
-FILE = click.Path(path_type=Path)
-
-
-class OutputFile(click.Path):
-    """A file to write. What cannot be written is refused before any trace is read."""
-
-    def __init__(self, *, by_extension: bool = False) -> None:
-        super().__init__(path_type=Path)
-        self.by_extension = by_extension
-        """The file's extension chooses its format, and has to be a known one."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        path = Path(os.fsdecode(super().convert(value, param, ctx)))
-        check_target(path)
-        if self.by_extension:
-            format_of(path)
-        return path
-
-
-OUTPUT, REPORT = OutputFile(), OutputFile(by_extension=True)
 
 
 def options_of(options: Sequence[Callable[[Any], Any]]) -> Callable[[Command], Command]:
@@ -55,7 +34,7 @@ def options_of(options: Sequence[Callable[[Any], Any]]) -> Callable[[Command], C
     return decorate
 
 
-paths_argument = click.argument("paths", nargs=-1, required=True, type=FILE)
+paths_argument = click.argument("paths", nargs=-1, required=True, type=INPUT)
 
 meaning_options = options_of(
     [
@@ -117,28 +96,13 @@ output_options = options_of(
 )
 
 
-_STEP_SUMMARY = "$GITHUB_STEP_SUMMARY"
-
-
-def _summary_file(context: click.Context, parameter: click.Parameter, value: str | None) -> Path | None:
-    """The file that `summary_option` asks for, known before any trace is read."""
-    if value == _STEP_SUMMARY:
-        value = os.environ.get(_STEP_SUMMARY[1:])
-        if not value:
-            raise click.BadParameter(f"{_STEP_SUMMARY} is not set: this is no step of a GitHub job; give a FILE")
-    if value is None:
-        return None
-    check_target(value)
-    return Path(value)
-
-
 summary_option = click.option(
     "--github-summary",
     is_flag=False,
-    flag_value=_STEP_SUMMARY,
-    callback=_summary_file,
+    flag_value=STEP_SUMMARY,
+    type=SUMMARY,
     metavar="[FILE]",
-    help=f"Append verdict, table and causes as Markdown to the summary of a CI job. [default FILE: {_STEP_SUMMARY}]",
+    help=f"Append verdict, table and causes as Markdown to the summary of a CI job. [default FILE: {STEP_SUMMARY}]",
 )
 
 

@@ -10,7 +10,8 @@ import click
 
 from overlap_probe.baseline import Samples
 from overlap_probe.checks import Check
-from overlap_probe.commands.common import EXIT_CODES, OUTPUT, append_summary, options_of, summary_option
+from overlap_probe.commands.common import EXIT_CODES, append_summary, options_of, summary_option
+from overlap_probe.commands.files import OUTPUT
 from overlap_probe.diff import diff
 from overlap_probe.fail_on import judge
 from overlap_probe.render import changes, render, write_text

@@ -8,14 +8,15 @@ from typing import Any
 import click
 
 from overlap_probe.baseline import load_samples
-from overlap_probe.commands.common import FILE, meaning_options, take_reading
+from overlap_probe.commands.common import meaning_options, take_reading
 from overlap_probe.commands.comparing import comparison_options, fail_on_option, show_comparison
+from overlap_probe.commands.files import RUN, FilesCommand
 from overlap_probe.fail_on import parse_change
 
 
-@click.command()
-@click.argument("base", type=FILE)
-@click.argument("new", type=FILE)
+@click.command(cls=FilesCommand)
+@click.argument("base", type=RUN)
+@click.argument("new", type=RUN)
 @fail_on_option
 @meaning_options
 @comparison_options

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from overlap_probe.commands.common import FILE
+from overlap_probe.commands.files import OUTPUT
 from overlap_probe.doctor import EXIT_CODES, diagnose, worst
 from overlap_probe.machine import examine
 from overlap_probe.render import write_text
@@ -18,7 +18,7 @@ _COLOURS = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "red"}
 
 
 @click.command()
-@click.option("--json", "json_file", type=FILE, metavar="FILE", help="Write the diagnoses as JSON.")
+@click.option("--json", "json_file", type=OUTPUT, metavar="FILE", help="Write the diagnoses as JSON.")
 def doctor(json_file: Path | None) -> int:
     """What this machine can do for overlaps, and what to do about what it cannot.
 
@@ -28,7 +28,7 @@ def doctor(json_file: Path | None) -> int:
     diagnoses = diagnose(examine())
     status = worst(diagnoses)
     if json_file is not None:
-        content = {"status": status, "diagnoses": [asdict(d) for d in diagnoses]}
+        content = {"kind": "overlap_probe doctor", "status": status, "diagnoses": [asdict(d) for d in diagnoses]}
         write_text(json_file, json.dumps(content, indent=1) + "\n")
     width = max(len(d.topic) for d in diagnoses)
     for d in diagnoses:

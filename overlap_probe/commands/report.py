@@ -8,10 +8,11 @@ from typing import Any
 import click
 
 import overlap_probe as op
-from overlap_probe.commands.common import REPORT, load, paths_argument, rank_option, reading_options
+from overlap_probe.commands.common import load, paths_argument, rank_option, reading_options
+from overlap_probe.commands.files import REPORT, FilesCommand
 
 
-@click.command()
+@click.command(cls=FilesCommand)
 @paths_argument
 @reading_options
 @rank_option

@@ -8,6 +8,7 @@ innermost operation around the call. After that nothing is left of the format.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +40,13 @@ def read_kineto(path: Path, piece_bytes: int = PIECE_BYTES) -> list[Trace]:
     builder = ColumnBuilder()
     for events in stream:
         builder.add(events)
-    (activities, calls, operations, ranges), left_out = builder.rows()
+    parts, left_out = builder.rows()
+    first_ns, last_ns = _span(parts)
+    activities, calls, operations, ranges = map(without_repeats, parts)
     names = tuple(builder.names)
     activities = take(activities, np.lexsort((activities["end_ns"], activities["start_ns"])))
-    activities = without_repeats(activities, "correlation")
-    operations, ranges = without_repeats(_outermost_first(operations), "external_id"), _outermost_first(ranges)
+    operations, ranges = _outermost_first(operations), _outermost_first(ranges)
+    waits, notes_on_waits = waits_of(stream.metadata, builder.threads, first_ns, last_ns)
     notes = Notes(stream, left_out, activities, calls, names)
     _join(activities, calls, operations, names)
     _fill_ends_of_copies(activities, names)
@@ -66,9 +69,9 @@ def read_kineto(path: Path, piece_bytes: int = PIECE_BYTES) -> list[Trace]:
             process=min(processes) if several and len(processes) == 1 else None,
             device_index=device if several else None,
             groups=groups_of(stream.metadata),
-            notes=notes.all,
+            notes=notes.all + notes_on_waits,
             incomplete=notes.incomplete,
-            waits=waits_of(stream.metadata, builder.threads),
+            waits=waits,
         )
         trace.validate()
         traces.append(trace)
@@ -145,6 +148,12 @@ def _device_of_row(activities: Columns) -> I64:
     if not len(with_kernels):
         return device
     return np.where(np.isin(device, with_kernels), device, with_kernels[np.argmax(count)])
+
+
+def _span(parts: Iterable[Columns]) -> tuple[int, int]:
+    """The first and the last time of a trace; 0 and 0 without rows."""
+    times = [(int(part["start_ns"].min()), int(part["end_ns"].max())) for part in parts if len(part["start_ns"])]
+    return (min(start for start, _ in times), max(end for _, end in times)) if times else (0, 0)
 
 
 def _outermost_first(rows: Columns) -> Columns:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overlap_probe.readers.kineto_events import CALL, OPERATION, RANGE, Event, part_of
+from overlap_probe.readers.repeats import first_of_alike
 from overlap_probe.readers.times import TimeColumn
 from overlap_probe.tables import KERNEL, MEMCPY, MEMSET, NO_TIME
 
@@ -191,15 +192,11 @@ def take(columns: Columns, rows: npt.NDArray[Any]) -> Columns:
     return {name: values[rows] for name, values in columns.items()}
 
 
-def without_repeats(columns: Columns, identity: str) -> Columns:
-    """Rows in order of time, each one once: a file that was put together from two holds the same event twice.
-
-    ``identity`` is the column by which rows are known; rows without a number in it may be alike and still be two.
-    """
-    repeats = columns[identity][1:] > 0
-    for values in columns.values():
-        repeats &= values[1:] == values[:-1]
-    return take(columns, np.concatenate(([True], ~repeats))) if repeats.any() else columns
+def without_repeats(columns: Columns) -> Columns:
+    """The same rows, of those that are alike in every column only the first."""
+    others = (values for name, values in columns.items() if name not in ("start_ns", "end_ns"))
+    first = first_of_alike(columns["start_ns"], columns["end_ns"], others)
+    return columns if first.all() else take(columns, first)
 
 
 def _kind_of(category: str) -> int:

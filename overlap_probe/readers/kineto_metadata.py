@@ -8,12 +8,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from overlap_probe.run_queue import METADATA_KEY
 from overlap_probe.tables import Device, Waits
+
+_NUMBER = re.compile(r"\s*\d{1,19}\s*", re.ASCII)
+_LARGEST = 2**63 - 1
+_MOST_OVERLAPPING = 3
+"""Of one thread's waits at one moment: `run_queue` sees a wait only when it ends, and dates it back to before the last
+look, at most to the one before that, whose time it may have noted late."""
 
 _RANK_IN_NAME = re.compile(r"(?<![a-z])(?<!local[_-])(?<!local)rank[_\-. ]?(\d+)(?!\d)", re.IGNORECASE)
 
@@ -23,7 +30,7 @@ def rank_of(metadata: dict[str, Any], path: Path) -> int | None:
     rank = _number(_dict(metadata.get("distributedInfo")).get("rank"))
     if rank is not None:
         return rank
-    in_name = {int(digits) for digits in _RANK_IN_NAME.findall(path.name)}
+    in_name = {_number(digits) for digits in _RANK_IN_NAME.findall(path.name)}
     return in_name.pop() if len(in_name) == 1 else None
 
 
@@ -40,7 +47,7 @@ def groups_of(metadata: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         if isinstance(ranks, str):
             try:
                 ranks = json.loads(ranks)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
         if isinstance(ranks, list) and all(isinstance(rank, int) for rank in ranks) and "pg_name" in entry:
             groups[str(entry["pg_name"])] = tuple(ranks)
@@ -66,40 +73,83 @@ def device_of(metadata: dict[str, Any], index: int | None) -> Device:
 
 
 def recorded_waits(metadata: dict[str, Any]) -> dict[str, Any]:
-    """What a capture of ours wrote of the threads' waits for a core (`run_queue`), as it stands; empty without it."""
+    """What a capture of ours wrote of the threads' waits for a core (`run_queue`), where it has the right shape.
+
+    ``process``, and in ``waits`` by the thread's number a list of [start, end, waited], ns; empty without a process.
+    """
     said = _dict(metadata.get(METADATA_KEY))
     process = _number(said.get("process"))
     waits = {
         thread: [list(wait) for wait in some if _is_wait(wait)]
         for thread, some in _dict(said.get("waits")).items()
-        if thread.isdecimal() and isinstance(some, list)
+        if _number(thread) is not None and isinstance(some, list)
     }
     return {"process": process, "waits": waits} if process is not None else {}
 
 
-def waits_of(metadata: dict[str, Any], threads: Mapping[tuple[Any, Any], int]) -> Waits:
-    """The waits of the threads of the trace, by their codes, on the trace's own clock; those of others are left out."""
+def waits_of(
+    metadata: dict[str, Any], threads: Mapping[tuple[Any, Any], int], first_ns: int, last_ns: int
+) -> tuple[Waits, tuple[str, ...]]:
+    """The waits of the threads of the trace, by their codes, on the trace's own clock; those of others are left out.
+
+    So is, with a note, what is no wait, and what cannot be one in a trace that lasts from ``first_ns`` to ``last_ns``:
+    waits would excuse a failure (`starvation`).
+    """
     said = recorded_waits(metadata)
     base_ns = _number(metadata.get("baseTimeNanoseconds")) or 0
-    rows = [
-        (start - base_ns, end - base_ns, threads[key], waited)
-        for thread, some in said.get("waits", {}).items()
-        if (key := (said["process"], int(thread))) in threads
-        for start, end, waited in some
-    ]
-    start_ns, end_ns, thread_code, waited_ns = zip(*rows, strict=True) if rows else ((), (), (), ())
-    waits: Waits = Waits.from_columns(
+    rows: list[tuple[int, int, int, int]] = []
+    contradictory = 0
+    for thread, some in said.get("waits", {}).items():
+        if (code := threads.get((said["process"], _number(thread)))) is not None:
+            waits = [(start - base_ns, end - base_ns, waited) for start, end, waited in some]
+            possible = _possible(waits, first_ns, last_ns)
+            contradictory += len(waits) - len(possible)
+            rows += [(*wait, code) for wait in possible]
+    start_ns, end_ns, waited_ns, thread_code = zip(*rows, strict=True) if rows else ((), (), (), ())
+    table: Waits = Waits.from_columns(
         len(rows), start_ns=start_ns, end_ns=end_ns, thread=thread_code, waited_ns=waited_ns
     )
-    return waits
+    malformed = _waits_written(metadata.get(METADATA_KEY)) - sum(map(len, said.get("waits", {}).values()))
+    counted = {
+        "are not [start, end, waited] in ns of a thread": malformed,
+        "contradict each other or the trace": contradictory,
+    }
+    return table, tuple(
+        f"recorded waits for a core that {why} are left out: {count}" for why, count in counted.items() if count
+    )
+
+
+def _waits_written(said: Any) -> int:
+    """How many waits there should be; whatever is no list stands for one."""
+    if said is None:
+        return 0
+    waits = _dict(said).get("waits")
+    return sum(len(some) if isinstance(some, list) else 1 for some in waits.values()) if isinstance(waits, dict) else 1
+
+
+def _possible(waits: Sequence[tuple[int, int, int]], first_ns: int, last_ns: int) -> list[tuple[int, int, int]]:
+    """Those of a thread's waits, in order of time, that can be true of it beside each other and beside the trace.
+
+    It is recorded from within the trace, so none is all before, all after or all around it.
+    """
+    possible: list[tuple[int, int, int]] = []
+    ends = deque([-_LARGEST] * _MOST_OVERLAPPING, _MOST_OVERLAPPING)
+    for start, end, waited in sorted(waits, key=lambda wait: (wait[1], wait[0])):
+        outside = end <= first_ns or start >= last_ns or (start <= first_ns and end >= last_ns)
+        if not outside and start >= ends[0]:
+            possible.append((start, end, waited))
+            ends.append(end)
+    return possible
 
 
 def _is_wait(value: Any) -> bool:
     """Start, end and the time waited between them."""
-    if not isinstance(value, list) or len(value) != 3 or any(_number(number) is None for number in value):
+    if not isinstance(value, list) or len(value) != 3 or not all(isinstance(number, int) for number in value):
+        return False
+    if any(_number(number) is None for number in value):
         return False
     start, end, waited = value
-    return bool(start + waited <= end < 1 << 63)
+    return bool(start + waited <= end)
 
 
 def _dict(value: Any) -> dict[str, Any]:
@@ -107,6 +157,7 @@ def _dict(value: Any) -> dict[str, Any]:
 
 
 def _number(value: Any) -> int | None:
-    if isinstance(value, str) and value.strip().isdecimal():
-        return int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    """A number of 63 bits that is not negative, or the text of one."""
+    if isinstance(value, str) and _NUMBER.fullmatch(value):
+        value = int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LARGEST else None

@@ -8,7 +8,7 @@ stream capture (which launches nothing), and not at the very end (where the reco
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,9 +67,15 @@ def _captured(calls: Columns, names: dict[int, str]) -> Bool:
     return inside
 
 
-def _texts(value: Any) -> list[str]:
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, dict):
-        return [f"{k}: {v}" for k, v in value.items() if isinstance(v, int)] + _texts(list(value.values()))
-    return [text for member in value for text in _texts(member)] if isinstance(value, list) else []
+def _texts(value: Any) -> Iterator[str]:
+    """The texts in a JSON value, nested however deeply, and each number with its key, as a text."""
+    still_to_see = [value]
+    while still_to_see:
+        one = still_to_see.pop()
+        if isinstance(one, str):
+            yield one
+        elif isinstance(one, dict):
+            yield from (f"{key}: {number}" for key, number in one.items() if isinstance(number, int))
+            still_to_see += reversed(one.values())
+        elif isinstance(one, list):
+            still_to_see += reversed(one)

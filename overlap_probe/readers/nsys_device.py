@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from overlap_probe.readers.joins import latest_with_key
 from overlap_probe.readers.nsys_nvtx import Names
 from overlap_probe.readers.nsys_schema import CALLS, COLUMNS, COPIES, DEVICE_ROW, KERNELS, MEMSETS, Database
+from overlap_probe.readers.repeats import first_of_alike
 from overlap_probe.tables import I64, KERNEL, MEMCPY, MEMSET, NO_TIME, Bool
 
 NO_PROCESS = -1
@@ -74,19 +75,29 @@ def process_id(global_pid: int) -> int | None:
 
 
 def read_calls(database: Database) -> Calls:
-    """All runtime and driver calls."""
+    """All runtime and driver calls; one that the file holds twice counts once."""
     rows = database.numbers(
         *(CALLS, "start", "end", "globalTid", "nameId"),
         correlation=lambda column: sa.case((column("returnValue") > 0, 0), else_=column("correlationId")),
     )
+    first = first_of_alike(rows["start"], rows["end"], (rows["globalTid"], rows["nameId"], rows["correlation"]))
+    if not first.all():
+        rows = {name: values[first] for name, values in rows.items()}
     thread, returned_ns = rows["globalTid"], np.maximum(rows["start"], rows["end"])
     return Calls(rows["start"], returned_ns, thread, process_of(thread), rows["correlation"], rows["nameId"])
 
 
 def read_device_rows(database: Database, names: Names) -> DeviceRows:
-    """All kernels, copies and memsets, in any order. Their names are added to ``names``; an unknown name is -1."""
+    """All kernels, copies and memsets, in any order; one that the file holds twice counts once.
+
+    Their names are added to ``names``; an unknown name is -1.
+    """
     parts = [_kernels(database, names), _copies(database, names), _memsets(database, names)]
     columns = {c: np.concatenate([part[c] for part in parts]) for c in parts[0]}
+    first = first_of_alike(columns["start_ns"], columns["end_ns"], columns.values())
+    if not first.all():
+        columns = {name: values[first] for name, values in columns.items()}
+    del columns["graph_node"]  # all nodes of a graph have its correlation and stream, also those that run side by side
     return DeviceRows(columns.pop("process"), columns.pop("device"), columns.pop("correlation"), columns)
 
 
@@ -114,6 +125,7 @@ def _common(rows: dict[str, I64], kind: int) -> dict[str, I64]:
         "process": rows["globalPid"],
         "device": rows["deviceId"],
         "correlation": rows["correlationId"],
+        "graph_node": rows["graphNodeId"],
         "start_ns": rows["start"],
         "end_ns": rows["end"],
         "stream": rows["streamId"],

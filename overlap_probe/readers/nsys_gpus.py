@@ -7,12 +7,22 @@ machine. The file says which is which; only where it does not are the two number
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
+import sqlalchemy as sa
 
-from overlap_probe.readers.nsys_schema import CUDA_DEVICES, GPUS, METRIC_NAMES, METRICS, Database
+from overlap_probe.readers.nsys_schema import (
+    COLUMNS,
+    CUDA_DEVICES,
+    GPUS,
+    METRIC_NAMES,
+    METRICS,
+    Columns,
+    Database,
+    Expression,
+    with_one_of,
+)
 from overlap_probe.tables import Device, SmSamples
 
 _SM_ACTIVE = re.compile(r"SMs? Active\b")
@@ -44,16 +54,26 @@ def _device(name: str | None, sms: int, registers: int, shared_bytes: int, warps
 def read_sm_samples(database: Database) -> Callable[[int | None, int], SmSamples]:
     """A function from (process id, CUDA's device number) to the samples of how busy that device's SMs were.
 
-    There are some where it was recorded with ``nsys profile --gpu-metrics-devices``.
+    There are some where it was recorded with ``nsys profile --gpu-metrics-devices``. Of several metrics of that name
+    those of one are taken, the one with the most samples: each is an account of its own.
     """
-    gpu_of, metrics_of, samples_of = read_gpu_ids(database), defaultdict[int, list[tuple[int, int]]](list), {}
-    for kind, metric, name in database.rows(METRIC_NAMES):
-        if _SM_ACTIVE.match(name or ""):
-            metrics_of[kind & _GPU_BITS].append((kind, metric))
-    for gpu, metrics in metrics_of.items():
-        kinds, numbers = zip(*metrics, strict=True)
-        rows = database.numbers(METRICS, "timestamp", "value", only={"typeId": kinds, "metricId": numbers})
-        order = np.argsort(rows["timestamp"], kind="stable")
-        samples_of[gpu] = SmSamples(rows["timestamp"][order], rows["value"][order])
+    gpu_of = read_gpu_ids(database)
+    metrics = sorted(
+        {(kind, metric) for kind, metric, name in database.rows(METRIC_NAMES) if _SM_ACTIVE.match(name or "")}
+    )
+    rows = database.numbers(METRICS, *COLUMNS[METRICS], where=lambda column: _is_sample(column, metrics))
+    samples_of: dict[int, SmSamples] = {}
+    for kind, metric in metrics:
+        mine = (rows["typeId"] == kind) & (rows["metricId"] == metric)
+        time_ns, first = np.unique(rows["timestamp"][mine], return_index=True)
+        gpu = kind & _GPU_BITS
+        if len(time_ns) > len(samples_of.get(gpu, ())):
+            samples_of[gpu] = SmSamples(time_ns, rows["value"][mine][first])
     none: SmSamples = SmSamples.from_columns(0)
     return lambda process, device: samples_of.get(gpu_of(process, device), none)
+
+
+def _is_sample(column: Columns, metrics: Sequence[tuple[int, int]]) -> Expression:
+    """Whether a row has a time and a percentage, and may be of one of some (``typeId``, ``metricId``)."""
+    of_these = with_one_of(typeId={kind for kind, _ in metrics}, metricId={metric for _, metric in metrics})
+    return sa.and_(of_these(column), column("timestamp").is_not(None), column("value").between(0, 100))

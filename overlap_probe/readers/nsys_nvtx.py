@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import sqlalchemy as sa
 
-from overlap_probe.readers.nsys_schema import NVTX, Columns, Database, Expression, damage_is_an_error
+from overlap_probe.readers.nsys_schema import NVTX, Columns, Database, Expression, damage_is_an_error, with_one_of
+from overlap_probe.readers.repeats import first_of_alike
 from overlap_probe.tables import I32, I64, NO_TIME, Bool
 
 PUSH_POP, START_END = 59, 60
@@ -76,7 +77,7 @@ def read_ranges(database: Database, names: Names) -> HostRanges:
     meanings = _Meanings(names)
     numbers, rows_of_meaning = [np.empty((4, 0), np.int64)], [np.empty(0, np.int64)]
     with damage_is_an_error(database.path):
-        for rows in database.batches(NVTX, columns, {"eventType": (PUSH_POP, START_END)}, _what_repeats):
+        for rows in database.batches(NVTX, columns, with_one_of(eventType=(PUSH_POP, START_END)), _what_repeats):
             *four, texts = zip(*rows, strict=True)
             numbers.append(np.array(four, np.int64))
             rows_of_meaning.append(np.fromiter(map(meanings.__getitem__, texts), np.int64, len(texts)))
@@ -87,7 +88,8 @@ def read_ranges(database: Database, names: Names) -> HostRanges:
     strings = database.texts(different.tolist())
     meaning[registered] = np.array([meanings[_encoded(strings.get(int(i)))] for i in different], np.int64)[place]
     name, shapes, kind = np.array(meanings.known, np.int32).T[:, meaning]
-    kept = (kind != _NOTHING) & (start_ns != NO_TIME)
+    kept = np.flatnonzero((kind != _NOTHING) & (start_ns != NO_TIME))
+    kept = kept[first_of_alike(start_ns[kept], end_ns[kept], (thread[kept], meaning[kept]))]
     return HostRanges(start_ns[kept], end_ns[kept], thread[kept], name[kept], shapes[kept], kind[kept] == _OPERATION)
 
 

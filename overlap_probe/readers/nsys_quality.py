@@ -17,7 +17,7 @@ import numpy as np
 from overlap_probe.readers.losses import lost_rows
 from overlap_probe.readers.nsys_device import Calls, DeviceRows, process_id
 from overlap_probe.readers.nsys_nvtx import Names
-from overlap_probe.readers.nsys_schema import DIAGNOSTICS, GRAPHS, Database
+from overlap_probe.readers.nsys_schema import DIAGNOSTICS, GRAPHS, Database, with_one_of
 
 _WARNING, _ERROR = 2, 3
 """Values of ``ENUM_DIAGNOSTIC_SEVERITY_LEVEL``."""
@@ -99,7 +99,7 @@ class Quality:
 
 
 def _messages(database: Database) -> Iterator[Message]:
-    for _, process, text in database.rows(DIAGNOSTICS, {"severity": (_WARNING, _ERROR)}):
+    for _, process, text in database.rows(DIAGNOSTICS, with_one_of(severity=(_WARNING, _ERROR))):
         if is_about_loss(text or ""):
             yield Message(" ".join(text.split()), process)
 

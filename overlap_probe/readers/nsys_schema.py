@@ -9,7 +9,7 @@ Source of the names: the schema that ``nsys export --type sqlite`` documents (ve
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path
@@ -37,7 +37,7 @@ CUDA_DEVICES = "TARGET_INFO_CUDA_DEVICE"
 METRICS = "GPU_METRICS"
 METRIC_NAMES = "TARGET_INFO_GPU_METRICS"
 
-DEVICE_ROW = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid")
+DEVICE_ROW = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid", "graphNodeId")
 COLUMNS: dict[str, tuple[str, ...]] = {
     KERNELS: (
         *DEVICE_ROW,
@@ -60,8 +60,18 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 
 Expression: TypeAlias = "sa.ColumnElement[Any]"
 Columns: TypeAlias = Callable[[str], Expression]
-Only: TypeAlias = Mapping[str, Sequence[int]]
-EVERY_ROW: Only = {}
+Where: TypeAlias = Callable[[Columns], Expression]
+
+
+def every_row(column: Columns) -> Expression:
+    """The condition that all rows fulfil."""
+    return sa.true()
+
+
+def with_one_of(**values: Iterable[int]) -> Where:
+    """The condition that each of some columns has one of these values."""
+    return lambda column: sa.and_(*(column(name).in_([int(v) for v in some]) for name, some in values.items()))
+
 
 _TIMES = frozenset({"start", "end", "timestamp"})
 _MAGIC = b"SQLite format 3\0"
@@ -103,12 +113,12 @@ class Database:
         self._connection.close()
 
     def numbers(
-        self, table: str, *columns: str, only: Only = EVERY_ROW, **computed: Callable[[Columns], Expression]
+        self, table: str, *columns: str, where: Where = every_row, **computed: Callable[[Columns], Expression]
     ) -> dict[str, I64]:
         """Columns of a table that hold numbers, and what is computed from such columns: int64 arrays of equal length.
 
         Args:
-            only: for some columns the values of which a row must have one.
+            where: makes of the columns the condition that a row must fulfil.
             computed: by the name of the result, what SQL computes of the columns; as ever in SQL, it is NULL where a
                 part of it is.
         """
@@ -118,24 +128,24 @@ class Database:
         with damage_is_an_error(self.path):
             # One stream of integers, from batches of rows that are gone before the next one comes.
             known = [_known(name, value) for name, value in zip(names, wanted, strict=True)]
-            rows = chain.from_iterable(self._select(table, known, only))
+            rows = chain.from_iterable(self._select(table, known, where(column)))
             flat = np.fromiter(chain.from_iterable(rows), np.int64)
         by_column = flat.reshape(-1, len(names)).T.copy()
         return dict(zip(names, by_column, strict=True))
 
     def batches(
-        self, table: str, columns: Sequence[str], only: Only = EVERY_ROW, *computed: Callable[[Columns], Expression]
+        self, table: str, columns: Sequence[str], where: Where = every_row, *computed: Callable[[Columns], Expression]
     ) -> Iterator[Sequence[tuple[Any, ...]]]:
         """Rows of a table, many at once: numbers, and texts or None; then what SQL computes of the columns."""
         column = self._column_of(table)
         wanted = [column(c) if _is_text(table, c) else _known(c, column(c)) for c in columns]
-        yield from self._select(table, [*wanted, *(compute(column) for compute in computed)], only)
+        yield from self._select(table, [*wanted, *(compute(column) for compute in computed)], where(column))
 
-    def rows(self, table: str, only: Only = EVERY_ROW) -> list[list[Any]]:
+    def rows(self, table: str, where: Where = every_row) -> list[list[Any]]:
         """Rows of a small table, with its columns in ``COLUMNS``."""
         kinds = [_text_or_none if _is_text(table, c) else int for c in COLUMNS[table]]
         with damage_is_an_error(self.path):
-            rows = chain.from_iterable(self.batches(table, COLUMNS[table], only))
+            rows = chain.from_iterable(self.batches(table, COLUMNS[table], where))
             return [[kind(value) for kind, value in zip(kinds, row, strict=True)] for row in rows]
 
     def texts(self, ids: Iterable[int]) -> dict[int, str]:
@@ -143,7 +153,7 @@ class Database:
         wanted, found = sorted(set(ids)), dict[int, str]()
         for first in range(0, len(wanted), _VARIABLES_AT_ONCE):
             some = wanted[first : first + _VARIABLES_AT_ONCE]
-            found.update({number: text or "" for number, text in self.rows(STRINGS, {"id": some})})
+            found.update({number: text or "" for number, text in self.rows(STRINGS, with_one_of(id=some))})
         return found
 
     def _column_of(self, table: str) -> Columns:
@@ -151,13 +161,12 @@ class Database:
         present = self._columns.get(table, set())
         return lambda name: sa.column(name, sa.Integer) if name in present else sa.literal_column("NULL", sa.Integer)
 
-    def _select(self, table: str, wanted: Sequence[Expression], only: Only) -> Iterator[Sequence[tuple[Any, ...]]]:
-        present = self._columns.get(table, set())
-        if not present or not present.issuperset(only):
+    def _select(
+        self, table: str, wanted: Sequence[Expression], condition: Expression
+    ) -> Iterator[Sequence[tuple[Any, ...]]]:
+        if not self._columns.get(table):
             return
-        query = sa.select(*wanted).select_from(sa.table(table))
-        for column, values in only.items():
-            query = query.where(sa.column(column).in_([int(value) for value in values]))
+        query = sa.select(*wanted).select_from(sa.table(table)).where(condition)
         with damage_is_an_error(self.path):
             # The driver's plain tuples: a SQLAlchemy row costs several times what its numbers do.
             cursor = self._connection.execute(query).cursor

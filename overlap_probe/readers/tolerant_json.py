@@ -13,10 +13,19 @@ from decimal import Decimal
 from typing import Any
 
 UNREADABLE = (ValueError, RecursionError)
-"""What reading may raise: JSONDecodeError is a ValueError, and so is an integer of thousands of digits."""
+"""What reading may raise: JSONDecodeError is a ValueError."""
 
-_DECODER = json.JSONDecoder(strict=False, parse_float=Decimal, parse_constant=lambda word: None)
-"""Accepts raw control characters, lone surrogates, NaN and Infinity (as null), and keeps decimals exact."""
+
+def _integer(digits: str) -> int | None:
+    """None for one of thousands of digits, which Python refuses to read."""
+    try:
+        return int(digits)
+    except ValueError:
+        return None
+
+
+_DECODER = json.JSONDecoder(strict=False, parse_float=Decimal, parse_int=_integer, parse_constant=lambda word: None)
+"""Accepts raw control characters, lone surrogates, NaN, Infinity and huge integers (as null); keeps decimals exact."""
 
 _STRING = r'"(?:[^"\\]|\\.)*"'
 _STRING_BEGINS = re.compile(r':\s*"')

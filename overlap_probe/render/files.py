@@ -1,17 +1,15 @@
 """Writes a rendered report: all of it, or nothing.
 
-The idea: the text goes to a temporary name in the same folder and is renamed when it is complete, so a reader never
-sees half a file, and a failure leaves what was there before. What is not a regular file (a pipe, a terminal) is written
-directly.
+The idea: whatever goes wrong with an output, and as early as it can be told, is one error that names the file; that a
+reader never sees half of one is `whole_file`'s.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 from pathlib import Path
 
 from overlap_probe.errors import OverlapProbeError
+from overlap_probe.whole_file import whole_file
 
 
 def check_target(path: str | Path) -> None:
@@ -37,23 +35,9 @@ def write_text(path: str | Path, text: str) -> None:
     """
     check_target(path)
     data = text.encode("utf-8", errors="backslashreplace")
-    target = Path(path)
     try:
-        if target.exists() and not target.is_file():
-            target.write_bytes(data)
-        else:
-            _replace(Path(os.path.realpath(target)), data)
+        with whole_file(path) as unfinished:
+            unfinished.write_bytes(data)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise OverlapProbeError(f"{path}: cannot be written: {reason}; choose another file or folder") from error
-
-
-def _replace(target: Path, data: bytes) -> None:
-    temporary = target.with_name(f".{os.getpid()}.{target.name}"[:200] + ".tmp")
-    try:
-        temporary.write_bytes(data)
-        os.replace(temporary, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
