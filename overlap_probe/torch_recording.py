@@ -6,7 +6,6 @@ name while the trace is packed. The trace has its own name only when all of it i
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import json
 import os
@@ -115,27 +114,21 @@ def _write_trace(profile: Any, folder: Path, no_windows: Mapping[int, str]) -> P
     ``no_windows`` gives another name to the range of some step, by number, so that nobody takes it for a window.
     """
     path = folder / f"rank{current_rank()}{ENDING}"
-    exported = folder / f".{path.stem}.{os.getpid()}.tmp"
     names = {b'"ProfilerStep#%d"' % step: b'"%s"' % name.encode() for step, name in no_windows.items()}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        profile.export_chrome_trace(os.path.relpath(exported))
-        _check_is_whole(exported)
-        with (
-            whole_file(path) as packed,
-            exported.open("rb") as source,
-            gzip.open(packed, "wb", compresslevel=5) as target,
-        ):
-            for line in source:  # the exporter writes an event in a few lines
-                for old, new in names.items():
-                    line = line.replace(old, new) if b"ProfilerStep#" in line else line
-                target.write(line)
+        with whole_file(path) as packed:
+            exported = packed.with_name("exported")
+            profile.export_chrome_trace(os.path.relpath(exported))
+            _check_is_whole(exported)
+            with exported.open("rb") as source, gzip.open(packed, "wb", compresslevel=5) as target:
+                for line in source:  # the exporter writes an event in a few lines
+                    for old, new in names.items():
+                        line = line.replace(old, new) if b"ProfilerStep#" in line else line
+                    target.write(line)
     except OSError as error:
         reason = error.strerror or error
         raise CaptureError(f"{path}: cannot be written: {reason}; free some space or choose another folder") from error
-    finally:
-        with contextlib.suppress(OSError):
-            exported.unlink()
     return path
 
 

@@ -20,6 +20,8 @@ from pathlib import Path
 def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A name to write to, in an empty folder; what is there when the block ends becomes the content of ``path``.
 
+    What else the block puts into that folder goes with it.
+
     A process that is killed leaves that folder: see `remove_unfinished`.
 
     Raises OSError where that cannot be; then, as when the block raises, ``path`` is as it was.

@@ -6,6 +6,8 @@ import contextlib
 import gzip
 import json
 import os
+import subprocess
+import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -16,6 +18,7 @@ import pytest
 
 from overlap_probe import capture as public_capture
 from overlap_probe.capture import CaptureError, capture, capture_optimizer_steps
+from overlap_probe.whole_file import remove_unfinished
 
 torch = pytest.importorskip("torch")
 
@@ -275,3 +278,16 @@ def test_explicit_capture_takes_over_from_optimizer_steps(tmp_path: Path, before
                 train()
                 step()
     assert step_names(tmp_path / "rank0.json.gz") == ["ProfilerStep#1"]
+
+
+def test_what_a_rank_leaves_that_is_killed_while_it_exports_is_removed_by_its_launcher(tmp_path: Path) -> None:
+    program = (
+        "import os, sys, types; from pathlib import Path; from overlap_probe.torch_recording import _write_trace\n"
+        "def export(path): Path(path).write_text('half'); os.kill(os.getpid(), 9)\n"
+        "_write_trace(types.SimpleNamespace(export_chrome_trace=export), Path(sys.argv[1]), {})"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    assert subprocess.run(command, check=False, timeout=120, env={**os.environ, "RANK": "1"}).returncode == -9
+    assert len(list(tmp_path.iterdir())) == 1
+    remove_unfinished(tmp_path / "rank1.json.gz")
+    assert list(tmp_path.iterdir()) == []
