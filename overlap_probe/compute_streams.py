@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from overlap_probe.collectives import Classified
-from overlap_probe.intervals import Intervals, covered, union
+from overlap_probe.intervals import Intervals, covered_between, union
 from overlap_probe.tables import I64, KERNEL, NO_TIME, OPERATOR, Trace
 
 
@@ -89,4 +89,4 @@ class ComputeStreams:
 
     def amount(self, start_ns: int, end_ns: int) -> int:
         """How long compute ran between two moments, ns."""
-        return int(covered(np.array([start_ns]), np.array([end_ns]), self.compute)[0]) if end_ns > start_ns else 0
+        return covered_between(start_ns, end_ns, self.compute)

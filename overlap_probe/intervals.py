@@ -86,6 +86,11 @@ def covered(start_ns: I64, end_ns: I64, by: Intervals) -> I64:
     return length_before(by, np.maximum(start_ns, end_ns)) - length_before(by, start_ns)
 
 
+def covered_between(start_ns: int, end_ns: int, by: Intervals) -> int:
+    """The same for one interval."""
+    return int(covered(np.array([start_ns]), np.array([end_ns]), by)[0])
+
+
 def ranges(first: I64, count: I64) -> I64:
     """The integers ``first``, ``first + 1`` ... of each of several runs, one run after the other."""
     result: I64 = np.arange(count.sum()) + np.repeat(first - (np.cumsum(count) - count), count)

@@ -13,11 +13,9 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from overlap_probe.causes import needs_cause
 from overlap_probe.errors import TraceError
-from overlap_probe.intervals import covered
+from overlap_probe.intervals import covered_between
 from overlap_probe.options import Options
 from overlap_probe.overlap import Measured, measure
 from overlap_probe.peers import clock_offsets, same_calls
@@ -191,4 +189,4 @@ def _explain(c: Collective, waited_ns: int, in_queue: bool, measured: Measured, 
 
 def _compute_ns(measured: Measured, start_ns: int, end_ns: int) -> int:
     """How long compute ran on a rank between two moments."""
-    return int(covered(np.array([start_ns]), np.array([end_ns]), measured.timeline.compute)[0])
+    return covered_between(start_ns, end_ns, measured.timeline.compute)

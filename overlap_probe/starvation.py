@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from overlap_probe.intervals import Intervals, covered
+from overlap_probe.intervals import Intervals, covered_between
 from overlap_probe.labels import ROOT
 from overlap_probe.results import Collective, Totals
 from overlap_probe.tables import I64, Trace
@@ -60,13 +60,11 @@ def _kept_waiting(trace: Trace, c: Collective, launcher: int, gemm: Intervals, c
     """How long the thread that kept a collective and a GEMM apart waited for a core, at most, and of how long; ns."""
     assert c.launch_ns is not None
 
-    def ran(what: Intervals, until_ns: int) -> int:
-        return int(covered(np.array([c.launch_ns]), np.array([until_ns]), what)[0])
-
-    if ran(gemm, c.start_ns):
+    if covered_between(c.launch_ns, c.start_ns, gemm):
         return max(longest_wait_ns(trace, own, c.launch_ns, c.start_ns) for own in c.streams), c.start_ns - c.launch_ns
     # What the launching thread computes before its GEMM it would have computed on any machine.
-    return longest_wait_ns(trace, launcher, c.launch_ns, c.end_ns), c.end_ns - c.launch_ns - ran(compute, c.end_ns)
+    computed = covered_between(c.launch_ns, c.end_ns, compute)
+    return longest_wait_ns(trace, launcher, c.launch_ns, c.end_ns), c.end_ns - c.launch_ns - computed
 
 
 def _excuse(c: Collective, starved_ns: int, of_ns: int) -> Collective:

@@ -74,13 +74,19 @@ SUMMARY = SummaryFile()
 
 
 class FilesCommand(click.Command):
-    """A command that reads files and writes others: an output that is one of its inputs is refused."""
+    """A command that reads files and writes others: an output that is one of its inputs is refused.
+
+    Only a regular file can be overwritten, whatever it is called: a pipe or a terminal can be both.
+    """
 
     def invoke(self, ctx: click.Context) -> Any:
         given = [(param.type, path) for param in self.params for path in _paths(ctx.params.get(param.name or ""))]
-        read = [file for kind, path in given if isinstance(kind, InputFile) for file in kind.files(path)]
-        for kind, path in given:
-            if isinstance(kind, OutputFile) and any(_same_content(path, file) for file in read):
+        written = [path for kind, path in given if isinstance(kind, OutputFile) and path.is_file()]
+        # To know what a folder stands for, its files are opened: only where there is something to overwrite.
+        inputs = [(kind, path) for kind, path in given if isinstance(kind, InputFile)] if written else []
+        read = [file for kind, path in inputs for file in kind.files(path)]
+        for path in written:
+            if any(file.is_file() and path.samefile(file) for file in read):
                 raise op.OverlapProbeError(f"{path}: is what is read, and would be overwritten; write to another file")
         return super().invoke(ctx)
 
@@ -88,8 +94,3 @@ class FilesCommand(click.Command):
 def _paths(value: object) -> Iterator[Path]:
     """The paths that a parameter's value is or holds."""
     yield from (path for path in (value if isinstance(value, tuple) else [value]) if isinstance(path, Path))
-
-
-def _same_content(output: Path, file: Path) -> bool:
-    """Whether both are one regular file, whatever they are called: a pipe or a terminal can be both."""
-    return file.is_file() and output.is_file() and output.samefile(file)
