@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import statistics
 import tempfile
 import time
@@ -25,6 +24,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from .cases import Case
+from .results import write_json
 from .shard import Unavailable, shard
 
 UNITS, BATCH = 32, 8
@@ -69,9 +69,7 @@ def main(arguments: list[str]) -> int:
             dist.destroy_process_group()
     print(_table(result))
     if options.json:
-        temporary = options.json.with_name(options.json.name + ".new")
-        temporary.write_text(json.dumps(result, indent=1) + "\n")
-        temporary.replace(options.json)
+        write_json(options.json, result)
     return 0
 
 
