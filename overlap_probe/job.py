@@ -52,6 +52,8 @@ class LaunchOptions:
     steps: int = 3
     timeout: float = 300.0
     """Seconds without a sign of life of a rank (a step, a line of output) after which it counts as hanging."""
+    retries: int = 2
+    """Times that the whole run is recorded again, at most, where the machine was too busy to judge: see `runs`."""
     script: tuple[str, ...] = ()
     """A user's script and its arguments, or ``-m``, a module and its arguments; empty: the built-in workload."""
     target: str | None = None
@@ -73,7 +75,7 @@ class LaunchOptions:
     rdzv_id: str = "overlap_probe"
 
     def __post_init__(self) -> None:
-        for name, least in (("nproc", 1), ("warmup", 1), ("steps", 1), ("children", 1), ("nnodes", 1)):
+        for name, least in (("nproc", 1), ("warmup", 1), ("steps", 1), ("children", 1), ("nnodes", 1), ("retries", 0)):
             if getattr(self, name) < least:
                 raise LaunchError(f"--{name}: expected {least} or more, got {getattr(self, name)}")
         most = MOST_RANKS_PER_CORE * (os.cpu_count() or 1)

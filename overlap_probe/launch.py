@@ -32,6 +32,16 @@ __all__ = ["LaunchError", "LaunchInterrupted", "LaunchOptions", "RunRecord", "ru
 OnProgress = Callable[[str], None]
 
 
+def starts_all_ranks(options: LaunchOptions) -> bool:
+    """Whether `run` starts every rank of the run, and so could do it all again: nobody else has to take part."""
+    return options.nnodes == 1 and not _is_rank()
+
+
+def _is_rank() -> bool:
+    """Whether a launcher such as torchrun prepared this process to be a rank."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
 def run(options: LaunchOptions, on_progress: OnProgress = lambda text: None) -> RunRecord:
     """Run the workload and leave the trace of every rank of this host in the run's folder: ``rank{R}.json.gz``, or
     ``rank{R}.sqlite`` if Nsight Systems records it.
@@ -49,9 +59,8 @@ def run(options: LaunchOptions, on_progress: OnProgress = lambda text: None) -> 
         raise LaunchError(f"{options.script[0]}: there is no such script; give its path from the current folder")
     started, clock = datetime.datetime.now(datetime.timezone.utc), time.monotonic()
     versions = PROFILERS[options.profiler].versions()
-    is_rank = "RANK" in os.environ and "WORLD_SIZE" in os.environ
-    folder = _make_folder(options, started, shared=is_rank or options.nnodes > 1)
-    ranks, notes = _be_a_rank(options, folder, on_progress) if is_rank else _launch(options, folder, on_progress)
+    folder = _make_folder(options, started, shared=not starts_all_ranks(options))
+    ranks, notes = _be_a_rank(options, folder, on_progress) if _is_rank() else _launch(options, folder, on_progress)
     first = ranks[0].info
     return RunRecord(
         started=started.isoformat(timespec="seconds"),

@@ -70,9 +70,11 @@ def overlap_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 
     def launch(target: Callable[[], Any] | str | None = None, nproc: int = 2, **options: Any) -> CheckedRun:
         __tracebackhide__ = True
-        from overlap_probe import LaunchError, analyze_run
+        from overlap_probe import LaunchError
         from overlap_probe import launch as launcher
         from overlap_probe.checked import CheckedRun
+        from overlap_probe.runs import record_run
+        from overlap_probe.starvation import starved_in
         from overlap_probe.worker import target_name
 
         if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
@@ -85,12 +87,12 @@ def overlap_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
             asked = launcher.LaunchOptions(nproc=nproc, target=name, out=str(folders.next()), **options)
             with _alone(tmp_path_factory):
                 try:
-                    record = launcher.run(asked, print)
+                    recorded = record_run(asked, reading, starved_in, print)
                 except launcher.LaunchInterrupted as stopped:
                     signal.raise_signal(stopped.signal_number)  # Ctrl-C stops pytest, not one test
                     raise
-            run = replace(analyze_run(record.folder, reading), record=record.to_dict())
-        return CheckedRun(run, record.folder, folders.kept)
+        assert recorded is not None  # no launcher, so rank 0 is here
+        return CheckedRun(*recorded, folders.kept)
 
     return launch
 

@@ -211,3 +211,14 @@ def nasty_run() -> RunAnalysis:
 
 def nasty_verdict() -> Verdict:
     return Verdict("fail", (overlaps(0, NASTY, 0, check=f"overlaps >= {NASTY}", message=NASTY, evidence=(NASTY,)),))
+
+
+def starved(hidden: tuple[int, ...], *units: int) -> RunAnalysis:
+    """A run of two steps in which these units missed their overlap because a thread had no core."""
+    steps = {
+        f"step{at}": [
+            replace(c, starved_ns=90 * US, cause="unknown") if c.index in units else c for c in step(9000 * at, *hidden)
+        ]
+        for at in range(2)
+    }
+    return RunAnalysis((analysis(0, steps),))

@@ -127,7 +127,7 @@ MISTAKES = {
 
 RUN = (
     "run --nproc 2 -o OUT/run --device cpu --profiler torch --schedule serial --gather process_group --children 2"
-    " --dim 64 --batch 8 --warmup 1 --steps 2 --timeout 60"
+    " --dim 64 --batch 8 --warmup 1 --steps 2 --timeout 60 --retries 1"
     " --overlaps 1 --hidden '>=0' --exposed 9s --stalled 9s --net-hidden '>=0'"
     r" --slowdown 9s --check 'forward.all_gather.hidden > 90%' --at-least 2/2 --what-if"
     r" --rule 'all_to_all=x' --window 'ProfilerStep#\d' --min-overlap 1us --unit-label 'unit (\d+)'"

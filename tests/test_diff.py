@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 from command_line import call
-from render_runs import US, analysis, collective, step
+from render_runs import US, analysis, collective, starved, step
 
 import overlap_probe as op
 from overlap_probe.baseline import Samples, load_samples, read_baseline, samples_of, write_baseline
@@ -192,17 +192,6 @@ def test_a_change_within_the_noise_is_no_failure_and_no_pass() -> None:
     made = verdict(run([GOOD, GOOD, BAD]), run([BAD, BAD, GOOD]), "hidden < -5%")
     assert made.status == "inconclusive"
     assert "may be noise" in made.findings[0].message
-
-
-def starved(hidden: tuple[int, ...], *units: int) -> RunAnalysis:
-    """A run of two steps in which these units missed their overlap because a thread had no core."""
-    steps = {
-        f"step{at}": [
-            replace(c, starved_ns=90 * US, cause="unknown") if c.index in units else c for c in step(9000 * at, *hidden)
-        ]
-        for at in range(2)
-    }
-    return RunAnalysis((analysis(0, steps),))
 
 
 @pytest.mark.parametrize(

@@ -265,6 +265,19 @@ def test_tests_that_launch_can_be_left_out(pytester: pytest.Pytester) -> None:
     assert outcome(pytester, "-m", "overlap_run")[0] == {"passed": 1, "deselected": 1}
 
 
+def test_a_run_on_a_machine_that_was_too_busy_is_recorded_again(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(FAKE_LAUNCH)
+    pytester.makepyfile("""
+        def test_starves(overlap_run, monkeypatch):
+            monkeypatch.setattr("overlap_probe.starvation.starved_in", lambda run: True)
+            run = overlap_run("mine:train", retries=1)
+            assert run.run.record["notes"] == ["recorded again, the machine was too busy to judge: 1 x"]
+            run.check("overlaps >= 6")
+        """)
+    assert outcome(pytester)[0] == {"passed": 1}
+    assert len((pytester.path / "launches.txt").read_text().splitlines()) == 2
+
+
 def test_ctrl_c_during_a_launch_stops_pytest(pytester: pytest.Pytester) -> None:
     pytester.makeconftest(FAKE_LAUNCH)
     pytester.makepyfile("""

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from command_line import call
+from render_runs import analysis, starved, step
 
 from overlap_probe import launch, runs
+from overlap_probe.job import LaunchOptions
+from overlap_probe.record import RunRecord
+from overlap_probe.results import RunAnalysis
 from overlap_probe.whole_file import remove_unfinished
 
 
@@ -29,6 +35,87 @@ def test_an_interrupt_while_analysing_says_where_the_traces_are_and_what_analyse
         f"overlap_probe: interrupted while analysing: the traces in {tmp_path} are complete; "
         f"try overlap_probe analyze {tmp_path}"
     )
+
+
+GOOD = RunAnalysis((analysis(0, {"step0": step(0, 0, 200, 200, 200)}),))
+"""Three of three overlap."""
+BUSY = starved((0, 200, 0, 200), 2)
+"""Two of three: the third missed its overlap because a thread had no core."""
+BAD = RunAnalysis((analysis(0, {"step0": step(0, 0, 200, 0, 200)}),))
+"""Two of three, and no machine to blame."""
+
+
+@dataclass
+class Launches:
+    """Stands in for the launcher: what comes of the next launches, and how many there were."""
+
+    coming: list[RunAnalysis] = field(default_factory=list)
+    count: int = 0
+
+    def launch(self, options: LaunchOptions, _: object) -> RunRecord:
+        folder = Path(options.out or "folder")
+        folder.mkdir(exist_ok=True)
+        self.count += 1
+        return RunRecord("", 1.0, "built-in", {}, 2, 1, {}, [], "gloo", folder=folder, ranks=(0, 1))
+
+    def analyse(self, *_: object) -> RunAnalysis:
+        return self.coming[self.count - 1]
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
+    made = Launches()
+    monkeypatch.setattr(launch, "run", made.launch)
+    monkeypatch.setattr(runs, "analyze_run", made.analyse)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("coming", "options", "count", "code"),
+    [
+        ([BUSY, GOOD], [], 2, 0),
+        ([BUSY, BUSY, BAD], [], 3, 1),
+        ([BUSY] * 3, [], 3, 3),  # two times again is the most, unless told otherwise
+        ([BUSY] * 4, ["--retries", "3"], 4, 3),
+        ([BUSY, GOOD], ["--retries", "0"], 1, 3),
+        ([BAD, GOOD], [], 1, 1),  # what failed is never tried again
+        ([BUSY, GOOD], ["--overlaps", "2"], 1, 0),  # holds without the one that starved
+        ([BUSY, GOOD], ["--overlaps", "4"], 1, 1),  # and this would fail with it
+        ([RunAnalysis(()), GOOD], [], 1, 3),  # no answer, but not for want of a core
+    ],
+)
+def test_a_run_is_recorded_again_only_where_the_machine_was_too_busy_to_judge(
+    coming: list[RunAnalysis],
+    options: list[str],
+    count: int,
+    code: int,
+    launches: Launches,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    launches.coming = coming
+    monkeypatch.chdir(tmp_path)
+    done = call(capsys, "run", *options)
+    assert (done.code, launches.count) == (code, count), done.out + done.err
+    assert done.err.count("too busy to judge: recording again") == count - 1
+    (folder,) = tmp_path.iterdir()  # one, though no name was given
+    notes = json.loads((folder / "result.json").read_text())["run"]["notes"]
+    assert notes == ([f"recorded again, the machine was too busy to judge: {count - 1} x"] if count > 1 else [])
+
+
+def test_where_others_start_ranks_too_a_run_is_not_recorded_again(
+    launches: Launches,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    launches.coming = [BUSY, BUSY]
+    several = call(capsys, "run", "--nnodes", "2", "--rdzv-endpoint", "localhost:1", "-o", tmp_path / "several")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    launched = call(capsys, "run", "-o", tmp_path / "launched")
+    assert (several.code, launched.code, launches.count) == (3, 3, 2)
 
 
 def test_what_a_killed_writer_left_is_removed_and_nothing_else(tmp_path: Path) -> None:

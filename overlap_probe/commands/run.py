@@ -53,6 +53,13 @@ DEFAULT_CHECKS = ("overlaps >= auto",)
     show_default=True,
     help="Seconds without a sign of life after which a rank counts as hanging (60 at least while ranks start).",
 )
+@click.option(
+    "--retries",
+    type=int,
+    default=2,
+    show_default=True,
+    help="Times to record it all again, at most, if a busy CPU kept it from a verdict. What failed is never tried again.",
+)
 @click.option("--target", metavar="MODULE:FUNCTION", help="Call this function on every rank instead of a script.")
 @click.option("--nnodes", type=int, default=1, show_default=True, help="Hosts, as in torchrun.")
 @click.option("--node-rank", type=int, help="This host's number, as in torchrun.")

@@ -11,7 +11,7 @@ from torch.profiler import record_function
 
 import overlap_probe as op
 
-LAYERS, DIM, BATCH = 4, 1024, 512
+LAYERS, DIM, BATCH = 4, 2048, 256
 
 
 class Shards:
