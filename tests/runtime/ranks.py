@@ -3,13 +3,17 @@
 The rank processes are started once for a test session and world size, and forked from one server that has imported
 torch, because importing it costs more than most tests. Each waits for a function (a module-level one, sent by name),
 runs it with ``(rank, world, *args)`` and sends back the result or the traceback. A rank that fails or hangs takes its
-pool down; the next test starts a new one.
+pool down; the next test starts a new one. Of one that hangs, the stack of each thread is in the report.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
+import os
+import signal
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -52,14 +56,17 @@ class RankPool:
                 except EOFError:
                     replies[waiting[connection]] = (False, "the process died")
         if len(replies) < self.world or not all(ok for ok, _ in replies.values()):
+            silent = {rank: (False, self._stack(rank)) for rank in range(self.world) if rank not in replies}
             self.close()
-            report = [
-                f"rank {rank}: {replies.get(rank, (False, 'no reply'))[1]}"
-                for rank in range(self.world)
-                if not replies.get(rank, (False, None))[0]
-            ]
-            raise RankFailed("\n".join(report))
+            said = sorted((replies | silent).items())
+            raise RankFailed("\n".join(f"rank {rank}: {report}" for rank, (ok, report) in said if not ok))
         return [replies[rank][1] for rank in range(self.world)]
+
+    def _stack(self, rank: int) -> str:
+        """Where a rank that does not reply is."""
+        os.kill(self._processes[rank].pid, signal.SIGUSR1)
+        time.sleep(0.5)
+        return f"no reply; it is at\n{_stack_file(self._folder, rank).read_text()}"
 
     def close(self) -> None:
         for process in self._processes:
@@ -72,24 +79,28 @@ class RankPool:
     def _start(self) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["torch", "fsdp_runtime"])
-        store = Path(tempfile.mkdtemp(prefix="ranks-")) / "store"
+        self._folder = Path(tempfile.mkdtemp(prefix="ranks-"))
         for rank in range(self.world):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, self.world, str(store), theirs), daemon=True)
+            process = context.Process(target=_serve, args=(rank, self.world, self._folder, theirs), daemon=True)
             process.start()
             theirs.close()
             self._processes.append(process)
             self._connections.append(ours)
 
 
-def _serve(rank: int, world: int, store: str, connection: Connection) -> None:
+def _stack_file(folder: Path, rank: int) -> Path:
+    return folder / f"stack{rank}"
+
+
+def _serve(rank: int, world: int, folder: Path, connection: Connection) -> None:
     import torch
     import torch.distributed as dist
 
+    faulthandler.register(signal.SIGUSR1, _stack_file(folder, rank).open("w"))
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=TIMEOUT_S)
-    )
+    meet = f"file://{folder / 'store'}"
+    dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=world, timeout=timedelta(seconds=TIMEOUT_S))
     while True:
         try:
             function, args = connection.recv()
