@@ -19,7 +19,7 @@ from typing import Any
 from overlap_probe.nsys_recording import NsysRecording, nsys_records
 from overlap_probe.progress import PROGRESS
 from overlap_probe.record import describe_rank
-from overlap_probe.torch_recording import CaptureError, TorchRecording
+from overlap_probe.torch_recording import NOT_ALONE, CaptureError, TorchRecording
 
 __all__ = ["OUT_VARIABLE", "CaptureError", "capture", "capture_optimizer_steps"]
 
@@ -153,7 +153,7 @@ class Recorder:
     def _check_is_alone(self, recording: TorchRecording | NsysRecording, *, begun: bool) -> None:
         if not recording.is_alone(recording=begun):
             self.cancel()
-            raise CaptureError("capture: another profiler works in this process; leave it out while capturing")
+            raise CaptureError(NOT_ALONE)
 
     def finish(self) -> None:
         """The loop is over. Without enough steps, writes those there were and says so."""

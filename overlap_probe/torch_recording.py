@@ -21,6 +21,9 @@ from overlap_probe.whole_file import whole_file
 ENDING = ".json.gz"
 
 
+NOT_ALONE = "capture: another profiler works in this process; leave it out while capturing"
+
+
 class CaptureError(OverlapProbeError):
     """A trace could not be recorded or written."""
 
@@ -67,9 +70,12 @@ class TorchRecording:
         self._sample_if_recorded()
 
     def stop(self) -> None:
-        """Stop the profiler."""
+        """Stop the profiler. Raises CaptureError if another one did (torch 2.9 says so, a newer one does not)."""
         self._add_waits()
-        self._profile.stop()
+        try:
+            self._profile.stop()
+        except RuntimeError as error:
+            raise CaptureError(NOT_ALONE) from error
 
     def _sample_if_recorded(self) -> None:
         """From the first step that is recorded on, record who waits for a core, unless a GPU computes.

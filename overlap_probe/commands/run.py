@@ -58,7 +58,7 @@ DEFAULT_CHECKS = ("overlaps >= auto",)
     type=int,
     default=2,
     show_default=True,
-    help="Times to record it all again, at most, if a busy CPU kept it from a verdict. What failed is never tried again.",
+    help="Times to record it again, at most, if a busy CPU kept it from a verdict. What failed is never tried again.",
 )
 @click.option("--target", metavar="MODULE:FUNCTION", help="Call this function on every rank instead of a script.")
 @click.option("--nnodes", type=int, default=1, show_default=True, help="Hosts, as in torchrun.")

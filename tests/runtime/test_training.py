@@ -174,7 +174,7 @@ def _clips(rank: int, world: int) -> None:
     expected = nn.utils.clip_grad_norm_(reference.parameters(), 1e-3)
     norm = nn.utils.clip_grad_norm_(sharded.parameters(), 1e-3)
     close(norm.full_tensor(), expected)
-    same_gradients(sharded, reference)
+    same_gradients(sharded, reference, 2e-6)  # rounded twice: the gradient, and the norm that scales it
 
 
 def test_gradient_norms_are_those_of_the_whole_model(on_ranks: OnRanks) -> None:
