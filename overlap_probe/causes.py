@@ -17,7 +17,7 @@ import numpy as np
 
 from overlap_probe.collectives import Classified
 from overlap_probe.compute_streams import ComputeStreams
-from overlap_probe.labels import ROOT
+from overlap_probe.passes import Pass
 from overlap_probe.results import Collective
 from overlap_probe.steady import steady_waits
 from overlap_probe.tables import I64, NO_TIME, Trace
@@ -38,35 +38,33 @@ def explain(
     classified: Classified,
     compute_streams: I64,
     collectives: Sequence[Collective],
-    window_of: I64,
+    pass_of: Sequence[Pass],
+    leads: set[int],
 ) -> list[Collective]:
-    """The same collectives with ``cause``, ``waited_for`` and ``evidence``; window_of: window of each activity."""
+    """The same collectives with ``cause``, ``waited_for`` and ``evidence``.
+
+    pass_of: the pass of each collective, by index. leads: gathers that the first compute of their pass waits for.
+    """
     work = ComputeStreams.of(trace, classified, compute_streams)
-    passes: dict[tuple[str, int, int], list[Collective]] = defaultdict(list)
+    passes: dict[Pass, list[Collective]] = defaultdict(list)
     for c in collectives:
         if c.op == "all_gather":
-            passes[_pass(c, window_of, classified)].append(c)
+            passes[pass_of[c.index]].append(c)
     steady = steady_waits(passes.values(), work)
     free: dict[int, int] = {}
     result = []
     for c in collectives:
         if c.op == "all_gather":
-            same_pass = passes[_pass(c, window_of, classified)]
-            began_ns = same_pass[0].start_ns
+            began_ns = passes[pass_of[c.index]][0].start_ns
             free_ns = max(free.get(stream, began_ns) for stream in c.streams)
-            leads = c.unit == ROOT or c is next(g for g in same_pass if g.unit != ROOT)
             way = Way(c, int(classified.first[c.index]), steady.get(c.index), work)
             waited_for, why = way.waited_for()
-            gather = _Gather(c, began_ns, free_ns, leads, way)
+            gather = _Gather(c, began_ns, free_ns, c.index in leads, way)
             cause, evidence = gather.cause(waited_for, why) if needs_cause(c) else (None, why)
             c = replace(c, cause=cause, waited_for=waited_for, evidence=evidence)
         free |= dict.fromkeys(c.streams, c.end_ns)
         result.append(c)
     return result
-
-
-def _pass(c: Collective, window_of: I64, classified: Classified) -> tuple[str, int, int]:
-    return c.phase, c.pass_index, int(window_of[classified.first[c.index]])
 
 
 @dataclass(frozen=True)

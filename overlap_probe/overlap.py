@@ -17,7 +17,7 @@ from overlap_probe.cpu_timeline import with_cpu_activities
 from overlap_probe.intervals import Intervals, covered, ranges, union, union_by_group
 from overlap_probe.options import Options
 from overlap_probe.order import tell_by_order
-from overlap_probe.passes import Call, Count, count, number_passes
+from overlap_probe.passes import Call, Count, count, leading, number_passes
 from overlap_probe.pictures import lanes
 from overlap_probe.results import OPS, Analysis, Collective, Phase, Totals, Window
 from overlap_probe.slowdown import Yardstick
@@ -44,14 +44,12 @@ def measure(trace: Trace, options: Options | None = None) -> Measured:
     if options.window and not windows.names:
         missed = f"no range matches the window pattern {options.window.pattern!r}"
         trace = replace(trace, incomplete=(*trace.incomplete, missed))
-    collectives = causes.explain(
-        trace,
-        classified,
-        timeline.compute_streams,
-        _collectives(trace, classified, timeline, options),
-        windows.of_activity,
-    )
-    collectives = find_starved(trace, classified.first, timeline.gemm, timeline.compute, collectives)
+    collectives = _collectives(trace, classified, timeline, options)
+    pass_of = [(c.phase, c.pass_index, int(windows.of_activity[classified.first[c.index]])) for c in collectives]
+    gathers = sorted((c for c in collectives if c.op == "all_gather"), key=lambda c: c.issued_ns)
+    leads = leading((c.index, pass_of[c.index], c.unit) for c in gathers)
+    collectives = causes.explain(trace, classified, timeline.compute_streams, collectives, pass_of, leads)
+    collectives = find_starved(trace, classified.first, timeline.gemm, timeline.compute, collectives, leads)
     return Measured(trace, classified, timeline, windows, tuple(collectives))
 
 

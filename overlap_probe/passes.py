@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from overlap_probe.labels import ROOT
+
+Pass: TypeAlias = tuple[str, int, int]
+"""One pass of a trace: its phase, its number, and the window it is in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,21 @@ def number_passes(calls: Sequence[Call]) -> list[int]:
             seen[call.unit] = call.occasion
         numbers.append(current)
     return numbers
+
+
+def leading(gathers: Iterable[tuple[int, Pass, str | None]]) -> set[int]:
+    """Indices of those gathers that the first compute of their pass waits for: the root's, and the first of a child.
+
+    gathers: (index, pass, unit) of each, in the order of issue.
+    """
+    found, begun = set[int](), set[Pass]()
+    for index, number, unit in gathers:
+        if unit == ROOT:
+            found.add(index)
+        elif number not in begun:
+            begun.add(number)
+            found.add(index)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ def same_calls(measured: Sequence[Measured]) -> Iterator[list[Member]]:
     by_key: dict[tuple[object, ...], list[Member]] = defaultdict(list)
     for rank, m in enumerate(measured):
         place: Counter[tuple[object, ...]] = Counter()
-        for c in sorted(m.collectives, key=lambda c: c.start_ns if c.launch_ns is None else c.launch_ns):
+        for c in sorted(m.collectives, key=lambda c: c.issued_ns):
             ranks = m.trace.groups.get(c.group or "")  # two groups of other ranks may have one name
             window = m.windows.names[m.window_of(c)] if m.window_of(c) >= 0 else None
             numbered = c.sequence is not None

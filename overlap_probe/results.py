@@ -96,6 +96,11 @@ class Collective:
     index: int = 0
     """Position in the rank's list of all collectives, in order of start."""
 
+    @property
+    def issued_ns(self) -> int:
+        """When it was launched; where the trace does not say, when it started."""
+        return self.start_ns if self.launch_ns is None else self.launch_ns
+
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:

@@ -27,33 +27,22 @@ of the 27 of dim 768 (known to be too short), and for 16 of 108 of a serial sche
 
 
 def find_starved(
-    trace: Trace, first: I64, gemm: Intervals, compute: Intervals, collectives: Sequence[Collective]
+    trace: Trace, first: I64, gemm: Intervals, compute: Intervals, collectives: Sequence[Collective], leads: set[int]
 ) -> list[Collective]:
     """The same collectives, with ``starved_ns`` where that is why they overlap no GEMM; their cause is not the code.
 
-    ``first`` is the row of each collective's first activity; ``gemm`` and ``compute`` are when those ran.
+    ``first`` is the row of each collective's first activity; ``gemm`` and ``compute`` are when those ran; ``leads``
+    are gathers that the first compute of their pass waits for: nobody expects them to overlap, nor any of the root.
     """
     if not len(trace.waits):
         return [*collectives]
     excused = []
-    hopeless = _with_nothing_to_hide_behind(collectives)
+    hopeless = leads | {c.index for c in collectives if c.unit == ROOT}
     for c in collectives:
         misses = c.mechanism == "cpu" and not c.overlapped and c.launch_ns is not None and c.index not in hopeless
         launcher = int(trace.activities.launch_thread[first[c.index]])
         excused.append(_excuse(c, *_kept_waiting(trace, c, launcher, gemm, compute)) if misses else c)
     return excused
-
-
-def _with_nothing_to_hide_behind(collectives: Sequence[Collective]) -> set[int]:
-    """The root's collectives and, in each pass, the gather of the first child: nobody expects them to overlap."""
-    hopeless, begun = set(), set()
-    for c in sorted(collectives, key=lambda c: c.start_ns if c.launch_ns is None else c.launch_ns):
-        if c.unit == ROOT:
-            hopeless.add(c.index)
-        elif c.op == "all_gather" and (c.phase, c.pass_index) not in begun:
-            begun.add((c.phase, c.pass_index))
-            hopeless.add(c.index)
-    return hopeless
 
 
 def _kept_waiting(trace: Trace, c: Collective, launcher: int, gemm: Intervals, compute: Intervals) -> tuple[int, int]:
@@ -73,7 +62,7 @@ def _excuse(c: Collective, starved_ns: int, of_ns: int) -> Collective:
     if c.cause in (None, "first"):
         return replace(c, starved_ns=starved_ns)
     said = (
-        f"it was over {duration(c.end_ns - (c.launch_ns or c.start_ns))} after its launch, and overlaps no GEMM "
+        f"it was over {duration(c.end_ns - c.issued_ns)} after its launch, and overlaps no GEMM "
         f"because a thread that should have run was without a core for up to {duration(starved_ns)} of that"
     )
     return replace(c, starved_ns=starved_ns, cause="unknown", evidence=said)
@@ -106,7 +95,7 @@ def starved_in(run: RunAnalysis) -> bool:
 def too_busy(starved: Sequence[Collective]) -> str:
     """Why a check cannot be answered: the one of the starved collectives whose thread waited longest."""
     c = max(starved, key=lambda c: c.starved_ns or 0)
-    since = duration(c.end_ns - (c.launch_ns or c.start_ns))
+    since = duration(c.end_ns - c.issued_ns)
     return (
         f"but a thread waited up to {duration(c.starved_ns or 0)} for a core in the {since} from launch to end of the "
         f"{c.op} of {c.unit or 'an unknown unit'}: this machine is too busy to say; run again on idle cores"

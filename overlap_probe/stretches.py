@@ -44,9 +44,9 @@ def find_stretches(m: Measured) -> Iterator[Stretch]:
     at = np.where(activities.launch_ns == NO_TIME, activities.start_ns, activities.launch_ns)
     passes = _passes(m)
     labels = [*_backward_labels(m), END_OF_TIME]
-    backward = [labels[bisect_right(labels, _launch(calls[-1]))] for calls in passes]
+    backward = [labels[bisect_right(labels, calls[-1].issued_ns)] for calls in passes]
     """The first label of a backward after each pass."""
-    begins = [_launch(calls[0]) for calls in passes]
+    begins = [calls[0].issued_ns for calls in passes]
     for n, calls in enumerate(passes):
         if n and calls[0].phase == "backward":
             begins[n] = min(begins[n], backward[n - 1])
@@ -57,20 +57,16 @@ def find_stretches(m: Measured) -> Iterator[Stretch]:
         if phase == "forward":
             end = min(end, backward[n])
         if last.op == "reduce_scatter":
-            end = min(end, _launch(last) + 1)
+            end = min(end, last.issued_ns + 1)
         name = m.windows.names[window] if window >= 0 else "whole"
         inside = (at >= begins[n]) & (at < end) & (m.windows.of_activity == window)
         yield Stretch(name, phase, numbers[name, phase], np.flatnonzero(inside))
         numbers[name, phase] += 1
 
 
-def _launch(c: Collective) -> int:
-    return c.start_ns if c.launch_ns is None else c.launch_ns
-
-
 def _passes(m: Measured) -> list[list[Collective]]:
     """The all-gathers and reduce-scatters of each pass, in order of launch; those of no known phase only if all are."""
-    calls = sorted((c for c in m.collectives if c.op in ("all_gather", "reduce_scatter")), key=_launch)
+    calls = sorted((c for c in m.collectives if c.op in ("all_gather", "reduce_scatter")), key=lambda c: c.issued_ns)
     if any(c.phase != "unknown" for c in calls):
         calls = [c for c in calls if c.phase != "unknown"]
     passes: list[list[Collective]] = []

@@ -7,7 +7,7 @@ from timelines import Timeline, forward
 
 from overlap_probe.labels import ROOT
 from overlap_probe.overlap import analyze
-from overlap_probe.passes import Call, Count, count, number_passes
+from overlap_probe.passes import Call, Count, count, leading, number_passes
 
 
 def numbers(*units: str | None) -> list[int]:
@@ -31,6 +31,12 @@ def test_several_calls_on_one_occasion_are_one_gathering_of_a_unit():
 
 def test_a_call_of_an_unknown_unit_ends_no_pass():
     assert numbers("a", None, None, "b", "a") == [0, 0, 0, 0, 1]
+
+
+def test_the_root_and_the_first_child_lead_each_pass():
+    first, second, elsewhere = ("forward", 0, 0), ("forward", 1, 0), ("forward", 0, 1)
+    units = [(first, ROOT), (first, "a"), (first, "b"), (second, None), (second, "b"), (elsewhere, "a")]
+    assert leading((n, number, unit) for n, (number, unit) in enumerate(units)) == {0, 1, 3, 5}
 
 
 @pytest.mark.parametrize(

@@ -158,6 +158,19 @@ def test_the_first_child_and_the_root_have_nothing_to_hide_behind_and_excuse_nob
     assert verdict(found) == "fail"
 
 
+def test_the_first_gather_of_each_step_excuses_nobody_where_no_units_tell_passes_apart():
+    t = Timeline()
+    for step, (at, launches) in enumerate([(0, (10, 300)), (1000, (1010, 1300, 1600))]):  # not alike: no order either
+        t.label(f"ProfilerStep#{step}", at, at + 900)
+        for launch in launches:  # all over before the GEMM
+            t.operation("c10d::_allgather_base_", launch, launch + 4)
+            t.label("gloo:all_gather", launch + 10, launch + 90, thread="gloo")
+            t.operation("aten::mm", launch + 100, launch + 200)
+    waits = [("main", at, at + 80, 80) for at in (15, 305, 1015, 1305, 1605)]
+    found = analysis(t, *waits)
+    assert [c.starved_ns for c in found.whole.collectives] == [None, 80_000, None, 80_000, 80_000]
+
+
 def test_one_starved_gather_does_not_excuse_another():
     t = early()
     t.operation("aten::mm", 1430, 1500)
