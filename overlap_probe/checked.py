@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from overlap_probe.checks import evaluate
 from overlap_probe.errors import OverlapProbeError
@@ -15,6 +16,9 @@ from overlap_probe.render import summary, write_report
 from overlap_probe.render.advice import CAUSE_ADVICE
 from overlap_probe.render.words import without_folders
 from overlap_probe.results import RunAnalysis, Verdict
+
+if TYPE_CHECKING:
+    from overlap_probe.runs import Recorder
 
 MOST_OTHERS = 8
 """Findings besides the worst that a failure lists, one line each."""
@@ -28,9 +32,9 @@ class Inconclusive(AssertionError):
     """The run cannot answer a check: never a pass, and no proof for a negative control either."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CheckedRun:
-    """A run that a test looks at."""
+    """A run that a test looks at. Where a busy machine keeps it from a verdict, it is made again (`Recorder`)."""
 
     run: RunAnalysis
     """All its numbers."""
@@ -38,10 +42,17 @@ class CheckedRun:
     """Where its report lies once there is one, and its traces if the test made them."""
     always_report: bool = False
     """Write a report even if all checks hold."""
+    recorder: Recorder | None = None
+    """What made it; None for traces that were there."""
 
     def evaluate(self, *expressions: str, at_least: str | None = None) -> Verdict:
         """The verdict, whatever it is. Raises CheckSyntaxError if an expression does not parse."""
-        return evaluate(self.run, expressions, at_least=at_least)
+        __tracebackhide__ = True
+        if self.recorder is None:
+            return evaluate(self.run, expressions, at_least=at_least)
+        verdict = self.recorder.judge(expressions, at_least)
+        self.run = self.recorder.run
+        return verdict
 
     def check(self, *expressions: str, at_least: str | None = None) -> None:
         """Every expression must hold on every rank and window, or in K of N windows where ``at_least`` is ``K/N``.

@@ -28,6 +28,9 @@ STACK_SIGNAL = signal.SIGUSR1
 DEVICES = ("auto", "cpu", "cuda")
 PROFILERS = ("torch", "nsys")
 
+REPORTS = {"result.json": "json", "report.html": "html", "junit.xml": "xml"}
+"""What a run's folder says of its traces, and in which form."""
+
 MOST_RANKS_PER_CORE = 16
 """More ranks on a host than this for each core would not even start in a reasonable time."""
 
@@ -76,8 +79,9 @@ class LaunchOptions:
 
     def __post_init__(self) -> None:
         for name, least in (("nproc", 1), ("warmup", 1), ("steps", 1), ("children", 1), ("nnodes", 1), ("retries", 0)):
-            if getattr(self, name) < least:
-                raise LaunchError(f"--{name}: expected {least} or more, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < least:
+                raise LaunchError(f"--{name}: expected a whole number, {least} or more, got {value}")
         most = MOST_RANKS_PER_CORE * (os.cpu_count() or 1)
         if self.nproc > most:
             raise LaunchError(f"--nproc: expected {most} or fewer on the {os.cpu_count()} cores here, got {self.nproc}")

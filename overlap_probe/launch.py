@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from overlap_probe.errors import LaunchError, OverlapProbeError
-from overlap_probe.job import Job, LaunchOptions, search_path
+from overlap_probe.job import REPORTS, Job, LaunchOptions, search_path
 from overlap_probe.profilers import PROFILERS
 from overlap_probe.progress import PROGRESS, Event
 from overlap_probe.ranks_at_work import Reports
@@ -137,12 +137,18 @@ def _wait_for_traces(traces: list[Path], timeout: float) -> None:
 
 
 def _make_folder(options: LaunchOptions, started: datetime.datetime, *, shared: bool) -> Path:
-    """The run's folder, without the files of an earlier run (where it is shared, each rank removes its own trace)."""
+    """The run's folder, without the files of an earlier run: were this one to fail, they would be taken for its own.
+
+    Where it is shared, each rank removes its own trace, and those with rank 0, who writes them, the reports.
+    """
     if options.out is None and shared:
         raise LaunchError("-o: several commands make this run together; name a folder that all of them can write to")
     folder = Path(options.out or f"overlap_probe_runs/{started:%Y%m%d-%H%M%S}-{os.getpid()}")
     try:
         (folder / "logs").mkdir(parents=True, exist_ok=True)
+        if not _is_rank() or os.environ["RANK"] == "0":
+            for name in REPORTS:
+                (folder / name).unlink(missing_ok=True)
         if not shared:
             endings = "|".join(re.escape(profiler.ending) for profiler in PROFILERS.values())
             for old in [*folder.glob("rank*"), *(folder / "logs").glob("*")]:

@@ -14,6 +14,7 @@ import signal
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -73,8 +74,7 @@ def overlap_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
         from overlap_probe import LaunchError
         from overlap_probe import launch as launcher
         from overlap_probe.checked import CheckedRun
-        from overlap_probe.runs import record_run
-        from overlap_probe.starvation import starved_in
+        from overlap_probe.runs import Recorder
         from overlap_probe.worker import target_name
 
         if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
@@ -85,14 +85,9 @@ def overlap_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
             reading = _options(**{name: options.pop(name) for name in _READING if name in options})
             name = target_name(target) if callable(target) else target
             asked = launcher.LaunchOptions(nproc=nproc, target=name, out=str(folders.next()), **options)
-            with _alone(tmp_path_factory):
-                try:
-                    recorded = record_run(asked, reading, starved_in, print)
-                except launcher.LaunchInterrupted as stopped:
-                    signal.raise_signal(stopped.signal_number)  # Ctrl-C stops pytest, not one test
-                    raise
-        assert recorded is not None  # no launcher, so rank 0 is here
-        return CheckedRun(*recorded, folders.kept)
+            recorder = Recorder(asked, reading, print, partial(_alone, tmp_path_factory))
+            recorder.record()
+        return CheckedRun(recorder.run, recorder.folder, folders.kept, recorder)
 
     return launch
 
@@ -141,16 +136,24 @@ class _OwnErrors:
 
 @contextlib.contextmanager
 def _alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Workers of pytest-xdist take turns: ranks that run beside other ranks would measure each other."""
-    __tracebackhide__ = True
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        yield
-        return
-    import fcntl
+    """Workers of pytest-xdist take turns: ranks that run beside other ranks would measure each other.
 
-    with (tmp_path_factory.getbasetemp().parent / "overlap_run.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    An interrupt of the launch is one of pytest: Ctrl-C stops all tests, not one.
+    """
+    __tracebackhide__ = True
+    from overlap_probe.launch import LaunchInterrupted
+
+    with contextlib.ExitStack() as held:
+        if "PYTEST_XDIST_WORKER" in os.environ:
+            import fcntl
+
+            lock = held.enter_context((tmp_path_factory.getbasetemp().parent / "overlap_run.lock").open("w"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            yield
+        except LaunchInterrupted as stopped:
+            signal.raise_signal(stopped.signal_number)
+            raise
 
 
 class _Folders:

@@ -3,7 +3,9 @@
 The idea: on a CPU two threads run side by side only if both get a core, so a busy machine can take an overlap from code
 that is right. Linux counts how long each thread was ready and waited (``schedstat``, its second number); a thread that
 is blocked, because it waits for a gather, is not ready. So read the counters every few milliseconds beside the steps:
-where one has grown, that thread had no core. The count grows when a wait ends, so it tells how far back the wait began.
+where one has grown, that thread had no core. The count grows when a wait ends, which can be right after the look before
+(on a busy machine the looks are late, too), so the wait may have begun as long before that look as it lasted; but not
+before the wait that was counted before it had ended.
 """
 
 from __future__ import annotations
@@ -30,8 +32,9 @@ class RunQueueSampler:
     def __init__(self, tasks: Path = Path("/proc/self/task")) -> None:
         self._tasks = tasks
         self._files: dict[str, int] = {}
-        self._seen: dict[str, tuple[int, int]] = {}
-        """When each thread was looked at last (Unix time, ns), and its count then."""
+        self._seen: dict[str, tuple[int, int, int]] = {}
+        """When each thread was looked at last (Unix time, ns), its count then, and since when all of that may have been
+        counted: nothing that is counted later began before."""
         self._waits: dict[str, list[tuple[int, int, int]]] = {}
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="run_queue", daemon=True)
@@ -78,8 +81,9 @@ class RunQueueSampler:
                 os.close(self._files.pop(task))
                 continue
             now = time.time_ns()
-            before, waited_before = self._seen.get(task, (now, waited))
-            self._seen[task] = now, waited
+            before, waited_before, counted = self._seen.get(task, (now, waited, 0))
             if waited > waited_before:
-                started = min(before, now - (waited - waited_before))
+                started = max(before - (waited - waited_before), counted)
                 self._waits.setdefault(task, []).append((started, now, waited - waited_before))
+                counted = before
+            self._seen[task] = now, waited, counted

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from overlap_probe.checks import AtLeast, Check, evaluate
-from overlap_probe.job import LaunchOptions
+from overlap_probe.job import REPORTS, LaunchOptions
 from overlap_probe.options import Options
 from overlap_probe.ranks import analyze_run
 from overlap_probe.render import render, write_text
-from overlap_probe.results import Analysis, RunAnalysis, Verdict
-from overlap_probe.starvation import starved_in
-
-REPORTS = {"result.json": "json", "report.html": "html", "junit.xml": "xml"}
+from overlap_probe.results import Analysis, RunAnalysis, Verdict, Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,61 +39,95 @@ def make_run(
 ) -> Run | None:
     """Launch and judge; None where another process of the run (its rank 0) does the judging.
 
-    Raises as `record_run` does.
+    Raises as `Recorder` does.
     """
-
-    def judge(run: RunAnalysis) -> Verdict:
-        return evaluate(run, checks, at_least=at_least)
-
-    def in_doubt(run: RunAnalysis) -> bool:
-        return starved_in(run) and judge(run).status == "inconclusive"
-
-    recorded = record_run(launch_options, options, in_doubt, on_progress)
-    if recorded is None:
+    recorder = Recorder(launch_options, options, on_progress)
+    if not recorder.record():
         return None
-    run, folder = recorded
-    run = replace(run, ranks=tuple(_by_name(rank) for rank in run.ranks))
-    verdict = judge(run)
+    verdict = recorder.judge(checks, at_least)
+    run = replace(recorder.run, ranks=tuple(_by_name(rank) for rank in recorder.run.ranks))
     for name, form in REPORTS.items():
-        write_text(folder / name, render(run, verdict, form))
-    return Run(run, verdict, folder)
+        write_text(recorder.folder / name, render(run, verdict, form))
+    return Run(run, verdict, recorder.folder)
 
 
-def record_run(
-    launch_options: LaunchOptions,
-    options: Options | None,
-    in_doubt: Callable[[RunAnalysis], bool],
-    on_progress: Callable[[str], None] = lambda text: None,
-) -> tuple[RunAnalysis, Path] | None:
-    """Launch and analyse; the ranks joined and the run's folder, or None where another process has rank 0.
+class Recorder:
+    """Launches and analyses a run, and does it again while a busy machine keeps the run from a verdict.
 
-    Does both again in the same folder while ``in_doubt`` says that the machine was too busy, ``launch_options.retries``
-    times at most; not where others start ranks of the run, too.
-
-    Raises LaunchError if the ranks did not end well, TraceError if what they left cannot be read.
-    LaunchInterrupted if the user had enough while they are analysed: it says where they are.
+    Raises, whenever it records:
+        LaunchError: the ranks did not end well.
+        TraceError: what they left cannot be read.
+        LaunchInterrupted: the user had enough; while the traces are analysed it says where they are.
     """
-    from overlap_probe.launch import LaunchInterrupted, starts_all_ranks
-    from overlap_probe.launch import run as launch
 
-    again = 0
-    while True:
-        record = launch(launch_options, on_progress)
+    run: RunAnalysis
+    """The ranks joined, and how they were made."""
+    folder: Path
+
+    def __init__(
+        self,
+        launch_options: LaunchOptions,
+        options: Options | None = None,
+        on_progress: Callable[[str], None] = lambda text: None,
+        around: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        """around: entered for as long as ranks run."""
+        self._launch_options = launch_options
+        self._options = options
+        self._on_progress = on_progress
+        self._around = around
+        self._again = 0
+
+    def record(self) -> bool:
+        """Launch and analyse; False where another process of the run has rank 0, and judges."""
+        from overlap_probe import launch
+
+        with self._around():
+            record = launch.run(self._launch_options, self._on_progress)
         if not record.leads:
-            return None
-        on_progress("analysing")
+            return False
+        self.folder = record.folder
+        self._on_progress("analysing")
         try:
-            run = analyze_run(record.folder, options)
+            run = analyze_run(record.folder, self._options)
         except KeyboardInterrupt as interrupt:
             safe = f"the traces in {record.folder} are complete; try overlap_probe analyze {record.folder}"
-            raise LaunchInterrupted(signal.SIGINT, f"interrupted while analysing: {safe}") from interrupt
-        if again == launch_options.retries or not starts_all_ranks(launch_options) or not in_doubt(run):
-            break
-        again += 1
-        on_progress(f"this machine was too busy to judge: recording again ({again} of {launch_options.retries})")
-        launch_options = replace(launch_options, out=str(record.folder))
-    notes = [*record.notes, *([f"recorded again, the machine was too busy to judge: {again} x"] if again else [])]
-    return replace(run, record=replace(record, notes=notes).to_dict()), record.folder
+            raise launch.LaunchInterrupted(signal.SIGINT, f"interrupted while analysing: {safe}") from interrupt
+        if self._again:
+            note = f"recorded again, the machine was too busy to judge: {self._again} x"
+            record = replace(record, notes=[*record.notes, note])
+        self.run = replace(run, record=record.to_dict())
+        return True
+
+    def judge(self, checks: Sequence[Check | str], at_least: AtLeast | str | None = None) -> Verdict:
+        """The verdict on what was recorded; if only the want of a core kept it from one, on a new recording.
+
+        That is made in the same folder, ``LaunchOptions.retries`` times at most in all, and not where others start
+        ranks of the run, too. What failed is never tried again.
+        """
+        from overlap_probe.launch import starts_all_ranks
+
+        while True:
+            verdict = evaluate(self.run, checks, at_least=at_least)
+            most = self._launch_options.retries if starts_all_ranks(self._launch_options) else 0
+            if verdict.status != "inconclusive" or self._again == most:
+                return verdict
+            if evaluate(_without_excuses(self.run), checks, at_least=at_least).status == "inconclusive":
+                return verdict
+            self._again += 1
+            self._on_progress(f"this machine was too busy to judge: recording again ({self._again} of {most})")
+            self._launch_options = replace(self._launch_options, out=str(self.folder))
+            self.record()
+
+
+def _without_excuses(run: RunAnalysis) -> RunAnalysis:
+    """The run as if no thread had been without a core: what it misses, it misses."""
+
+    def blamed(window: Window) -> Window:
+        return replace(window, collectives=tuple(replace(c, starved_ns=None) for c in window.collectives))
+
+    ranks = (replace(rank, windows={name: blamed(w) for name, w in rank.windows.items()}) for rank in run.ranks)
+    return replace(run, ranks=tuple(ranks))
 
 
 def _by_name(rank: Analysis) -> Analysis:

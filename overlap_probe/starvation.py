@@ -16,7 +16,7 @@ import numpy as np
 
 from overlap_probe.intervals import Intervals, covered_between
 from overlap_probe.labels import ROOT
-from overlap_probe.results import Collective, RunAnalysis, Totals
+from overlap_probe.results import Collective, Totals
 from overlap_probe.tables import I64, Trace
 from overlap_probe.units import duration
 
@@ -84,12 +84,6 @@ def value_at_best(metric: str, unit: str, value: float, totals: Totals, starved:
     cost_ns = sum(c.stalled_ns if metric == "stalled" else c.exposed_ns for c in starved)
     cost = 100 * cost_ns / totals.time_ns if unit == "%" else cost_ns
     return value + {"hidden": cost, "net_hidden": cost, "exposed": -cost, "stalled": -cost}.get(metric, 0)
-
-
-def starved_in(run: RunAnalysis) -> bool:
-    """Whether a collective in one of a run's steps, on any rank, missed its overlap for want of a core."""
-    windows = [window for rank in run.ranks for window in rank.steps.values()]
-    return any(c.starved_ns is not None for window in windows for c in window.collectives)
 
 
 def too_busy(starved: Sequence[Collective]) -> str:

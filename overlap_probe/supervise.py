@@ -93,6 +93,8 @@ class Supervisor:
             PROFILERS[self._job.options.profiler].clean_up(self._job, rank.number)
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
+        if error is None:
+            self._check_signal()  # it came after the last look
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._stop_signal = number

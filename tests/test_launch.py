@@ -182,6 +182,9 @@ def test_in_a_launchers_environment_each_process_is_a_rank_and_rank_0_leads(tmp_
         ({"nproc": 0}, "--nproc"),
         ({"warmup": 0}, "--warmup"),
         ({"steps": 0}, "--steps"),
+        ({"retries": -1}, "--retries"),
+        ({"retries": 1.5}, "--retries: expected a whole number, 0 or more, got 1.5"),
+        ({"retries": None}, "--retries"),
         ({"dim": 0}, "--dim"),
         ({"timeout": 0.0}, "--timeout"),
         ({"timeout": math.nan}, "--timeout"),
@@ -207,6 +210,17 @@ def test_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(LaunchError, match=r"file/out: cannot be written: .*; choose another folder with -o"):
         run(LaunchOptions(out=str(tmp_path / "file" / "out")))
+
+
+def test_what_an_earlier_run_said_is_gone_before_the_ranks_start(tmp_path: Path) -> None:
+    said = [tmp_path / name for name in ("result.json", "report.html", "junit.xml")]
+    for file in said:
+        file.write_text("pass")
+    with pytest.raises(LaunchError, match="rank 0 failed"):
+        run(
+            LaunchOptions(nproc=1, out=str(tmp_path), target=f"{write(tmp_path / 'mine.py', 'def main(): 1 / 0')}:main")
+        )
+    assert not any(file.exists() for file in said)
 
 
 def test_port_in_use_is_named(tmp_path: Path) -> None:

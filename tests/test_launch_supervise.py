@@ -107,6 +107,14 @@ def test_signal_ends_the_launch_and_tells_where_each_rank_was(
     assert rest == ["    a line of rank 0"]
 
 
+def test_a_signal_that_comes_when_all_is_over_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "logs").mkdir()
+    monkeypatch.setattr(supervise, "command", lambda module: ["true"])
+    job = Job(LaunchOptions(nproc=1), tmp_path, (), parent=os.getpid(), token="t")
+    with pytest.raises(supervise.LaunchInterrupted), supervise.Supervisor(job):
+        os.kill(os.getpid(), signal.SIGINT)
+
+
 def test_agent_that_never_starts_a_rank_runs_into_the_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "logs").mkdir()
     monkeypatch.setattr(supervise, "command", lambda module: ["sleep", "300"])

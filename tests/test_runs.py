@@ -82,6 +82,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
         ([BUSY, GOOD], ["--overlaps", "2"], 1, 0),  # holds without the one that starved
         ([BUSY, GOOD], ["--overlaps", "4"], 1, 1),  # and this would fail with it
         ([RunAnalysis(()), GOOD], [], 1, 3),  # no answer, but not for want of a core
+        ([BUSY, GOOD], ["--check", "all_reduce.hidden >= 1%"], 1, 3),  # nor here: there is none, on no machine
     ],
 )
 def test_a_run_is_recorded_again_only_where_the_machine_was_too_busy_to_judge(
