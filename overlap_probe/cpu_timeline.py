@@ -8,6 +8,7 @@ belongs to the n-th call of that family.
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -80,8 +81,7 @@ def _calls_of(trace: Trace, rows: I64) -> tuple[I64, int]:
     families: dict[str, list[int]] = {}
     for call in calls:
         kind = kernels.kind_of(trace.names[operations.name[call]])
-        rows_of = _ranks_of(trace, call) if kernels.runs_once_a_rank(trace.names[operations.name[call]]) else 1
-        families.setdefault(kernels.family_of(kind), []).extend([int(call)] * rows_of)
+        families.setdefault(kernels.family_of(kind), []).extend([int(call)] * _number_of_rows(trace, call))
     by_family: dict[str, list[int]] = {}
     for place in np.argsort(trace.ranges.start_ns[rows], kind="stable"):
         kind = kernels.kind_of(trace.names[trace.ranges.name[rows[place]]])
@@ -93,6 +93,25 @@ def _calls_of(trace: Trace, rows: I64) -> tuple[I64, int]:
         for place, call in zip(places, queue, strict=False):
             owner[place] = call
     return owner, int((owner < 0).sum())
+
+
+def _number_of_rows(trace: Trace, call: int) -> int:
+    """How many rows gloo runs a call as."""
+    name = trace.names[trace.operations.name[call]]
+    if kernels.runs_once_a_rank(name):
+        return _ranks_of(trace, call)
+    return _tensors_of(trace, call) if kernels.runs_once_a_tensor(name) else 1
+
+
+def _tensors_of(trace: Trace, call: int) -> int:
+    """Number of tensors in the list that a call takes first; 1 where the trace does not have their shapes."""
+    shapes = trace.operations.shapes[call]
+    try:
+        arguments = json.loads(trace.names[shapes]) if shapes >= 0 else None
+    except (ValueError, RecursionError):
+        return 1
+    first = arguments[0] if isinstance(arguments, list) and arguments else None
+    return len(first) if isinstance(first, list) and first else 1
 
 
 def _ranks_of(trace: Trace, call: int) -> int:

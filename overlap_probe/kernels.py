@@ -177,3 +177,8 @@ def family_of(kind: str) -> str:
 def runs_once_a_rank(call: str) -> bool:
     """Whether gloo runs a call as one row a rank: a reduce-scatter of a list of tensors is an all-reduce of each."""
     return call == "c10d::reduce_scatter_"
+
+
+def runs_once_a_tensor(call: str) -> bool:
+    """Whether gloo runs a call as one row a tensor of its first list."""
+    return call == "c10d::reduce_scatter_tensor_coalesced_"

@@ -6,6 +6,7 @@ sets; nothing is summed over concurrent collectives. Windows and phases only sel
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -44,7 +45,7 @@ def measure(trace: Trace, options: Options | None = None) -> Measured:
     if options.window and not windows.names:
         missed = f"no range matches the window pattern {options.window.pattern!r}"
         trace = replace(trace, incomplete=(*trace.incomplete, missed))
-    collectives = _collectives(trace, classified, timeline, options)
+    collectives = _collectives(trace, classified, timeline, options, windows.of_activity[classified.first])
     pass_of = [(c.phase, c.pass_index, int(windows.of_activity[classified.first[c.index]])) for c in collectives]
     gathers = sorted((c for c in collectives if c.op == "all_gather"), key=lambda c: c.issued_ns)
     leads = leading((c.index, pass_of[c.index], c.unit) for c in gathers)
@@ -161,8 +162,10 @@ class Timeline:
         return result
 
 
-def _collectives(trace: Trace, classified: Classified, timeline: Timeline, options: Options) -> list[Collective]:
-    """All collectives of a trace in order of start, without their causes."""
+def _collectives(
+    trace: Trace, classified: Classified, timeline: Timeline, options: Options, window_of: I64
+) -> list[Collective]:
+    """All collectives of a trace in order of start, without their causes; window_of: window of each collective."""
     activities, total = trace.activities, classified.count
     time, gemm, compute, busy = (
         timeline.per_collective(total, by).tolist() for by in (None, timeline.gemm, timeline.compute, timeline.busy)
@@ -180,7 +183,8 @@ def _collectives(trace: Trace, classified: Classified, timeline: Timeline, optio
     ops = [OPS[op] for op in classified.op]
     groups, sequences = _calls(trace, classified.first)
     sm_activity = activity_of(trace.sm_samples, timeline.owner, timeline.pieces, total)
-    pass_of = _passes(ops, classified, np.where(launch == NO_TIME, activities.start_ns[classified.first], launch))
+    issued = np.where(launch == NO_TIME, activities.start_ns[classified.first], launch)
+    pass_of = _passes(ops, classified, issued, window_of)
     return [
         Collective(
             op=ops[n],
@@ -224,15 +228,22 @@ def _calls(trace: Trace, rows: I64) -> tuple[list[str | None], list[int | None]]
     return groups, sequences
 
 
-def _passes(ops: Sequence[str], classified: Classified, issued_ns: I64) -> list[int]:
-    """Number of the pass of each collective, counted for each kind and phase in the order of issue."""
+def _passes(ops: Sequence[str], classified: Classified, issued_ns: I64, window_of: I64) -> list[int]:
+    """Number of the pass of each collective, counted for each kind and phase in the order of issue.
+
+    Each window begins a pass of its own: what was gathered before it says nothing about what it gathers again.
+    """
+    calls: dict[tuple[str, str], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for n in np.argsort(issued_ns, kind="stable").tolist():
+        calls[ops[n], classified.phases[n]][int(window_of[n])].append(n)
     result = [0] * len(ops)
-    order = np.argsort(issued_ns, kind="stable").tolist()
-    for kind in {(op, phase) for op, phase in zip(ops, classified.phases, strict=True)}:
-        members = [n for n in order if (ops[n], classified.phases[n]) == kind]
-        numbers = number_passes([Call(classified.units[n], classified.occasions[n]) for n in members])
-        for n, number in zip(members, numbers, strict=True):
-            result[n] = number
+    for by_window in calls.values():
+        begun = 0
+        for some in by_window.values():
+            numbers = number_passes([Call(classified.units[n], classified.occasions[n]) for n in some])
+            for n, number in zip(some, numbers, strict=True):
+                result[n] = begun + number
+            begun += numbers[-1] + 1
     return result
 
 
@@ -275,12 +286,17 @@ def _window(name: str, mine: Sequence[Collective], rows: I64, classified: Classi
     def of(op: str, phase: str) -> list[Collective]:
         return [c for c in mine if c.op == op and c.phase == phase]
 
+    def counted(some: Sequence[Collective]) -> Count:
+        # By its own passes: those of the whole do not end with the steps in it.
+        calls = sorted(some, key=lambda c: c.issued_ns)
+        numbers = number_passes([Call(c.unit, classified.occasions[c.index]) for c in calls])
+        return count((number, c.unit, c.overlapped) for number, c in zip(numbers, calls, strict=True))
+
     def phase(which: str) -> Phase:
         gathers, reduces = of("all_gather", which), of("reduce_scatter", which)
         gathered, reduced = Count(), Count()
         if not classified.by_order:
-            gathered = count((c.pass_index, c.unit, c.overlapped) for c in gathers)
-            reduced = count((c.pass_index, c.unit, c.overlapped) for c in reduces)
+            gathered, reduced = counted(gathers), counted(reduces)
         return Phase(
             all_gather=totals(gathers),
             reduce_scatter=totals(reduces),

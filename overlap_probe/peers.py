@@ -45,7 +45,9 @@ def same_calls(measured: Sequence[Measured]) -> Iterator[list[Member]]:
             ranks = m.trace.groups.get(c.group or "")  # two groups of other ranks may have one name
             window = m.windows.names[m.window_of(c)] if m.window_of(c) >= 0 else None
             numbered = c.sequence is not None
-            key: tuple[object, ...] = (c.group, ranks, c.op) if numbered else (c.group, ranks, c.op, window)
+            key: tuple[object, ...] = (c.group, ranks, c.op)
+            if not numbered:  # a rank may have recorded more calls than another: each counts for its own unit only
+                key = (*key, window, c.phase, c.unit)
             by_key[(*key, c.sequence if numbered else place[key])].append(_member(rank, m, c))
             place[key] += 1
     for key, members in by_key.items():

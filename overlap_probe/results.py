@@ -74,7 +74,8 @@ class Collective:
     overlapped: bool
     """Its intersection with the GEMMs is longer than --min-overlap."""
     pass_index: int
-    """Counts the passes of its phase in the trace: a pass ends when a unit is gathered again in the same phase."""
+    """Counts the passes of its kind and phase in the trace: a pass ends when a unit is gathered again, or its window
+    does."""
     name: str
     """Name of its first activity."""
     streams: tuple[int, ...]

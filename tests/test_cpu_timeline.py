@@ -84,6 +84,33 @@ def test_a_call_that_gloo_runs_as_several_rows_is_one_collective():
     ]
 
 
+def coalesced(shapes: str | None) -> Timeline:
+    """A call that gloo ran as three rows, and one that it ran as one."""
+    t = Timeline()
+    t.label("FSDP::post_backward_reduce (a)", 0, 10)
+    t.operation("c10d::reduce_scatter_tensor_coalesced_", 1, 9, shapes=shapes)
+    for start, end in ((10, 20), (20, 30), (40, 60)):
+        row(t, "all_reduce", start, end)
+    call(t, SCATTER, 100, "FSDP::post_backward_reduce (b)")
+    row(t, "all_reduce", 110, 115)
+    return t
+
+
+def test_a_call_that_gloo_runs_as_one_row_a_tensor_is_one_collective():
+    collectives = whole(coalesced("[[[4], [8], []], [[8], [16], [2]], [], []]")).collectives
+    # a: 10 + 10 + 20.
+    assert [(c.op, c.unit, c.time_ns) for c in collectives] == [
+        ("reduce_scatter", "a", 40_000),
+        ("reduce_scatter", "b", 5_000),
+    ]
+
+
+@pytest.mark.parametrize("shapes", [None, "", "[[[4], [8", "[7]", "{}", "[[]]"])
+def test_rows_of_a_call_of_unknown_tensors_are_left_over_and_a_note_says_so(shapes):
+    analysis = analyze(coalesced(shapes).trace())
+    assert analysis.notes == ("2 of 4 gloo rows have no call in the trace",)
+
+
 def test_a_functional_collective_is_one_call_although_it_makes_another():
     t = Timeline()
     for at, unit in ((0, "a"), (100, "b")):

@@ -22,6 +22,7 @@ from overlap_probe.readers.kineto import Decoder, read_kineto
 from overlap_probe.readers.kineto_columns import ColumnBuilder
 from overlap_probe.readers.kineto_events import event_of
 from overlap_probe.tables import KERNEL, MEMCPY, MEMSET, NO_TIME, Trace
+from overlap_probe.windows import find_windows
 
 DATA = Path(__file__).parent / "data"
 
@@ -203,6 +204,14 @@ def test_older_spellings_of_categories_and_of_the_external_id_are_known(tmp_path
     assert trace.activities.kind.tolist() == [KERNEL, MEMCPY, MEMSET]
     assert trace.activities.launch_ns[0] == 1_000
     assert trace.activities.operation[0] == 0
+
+
+def test_a_step_that_an_older_profiler_wrote_as_an_operation_is_a_range(tmp_path: Path) -> None:
+    rows = [event("Operator", "aten::mm", 5, 4), event("Operator", "ProfilerStep#3", 1, 50)]
+    trace = read(tmp_path, [*rows, event("user_annotation", "forward", 2, 9)])
+    assert [trace.names[code] for code in trace.ranges.name] == ["ProfilerStep#3", "forward"]
+    assert [trace.names[code] for code in trace.operations.name] == ["aten::mm"]
+    assert find_windows(trace, None).names == ("ProfilerStep#3",)
 
 
 def test_what_only_looks_like_work_is_left_out(tmp_path: Path) -> None:

@@ -91,6 +91,30 @@ def test_the_whole_expects_as_much_as_its_steps_together():
     assert [(w.forward.expected, w.forward.found) for w in windows.values()] == [(6, 5), (2, 2), (2, 1), (2, 2)]
 
 
+def test_what_was_gathered_before_a_step_does_not_split_its_pass():
+    """The recording began inside a forward: b and c of the step's own forward are not its second pass."""
+    t = Timeline()
+    for unit, launch in [("b", 10), ("c", 20), (None, 110), ("a", 120), ("b", 130), ("c", 140)]:
+        t.gather(unit, launch + 1000, launch + 1005, launch=launch)
+    t.label("ProfilerStep#1", 100, 200)
+    t.gemm(1120, 1150)  # hides a, b and c of the step
+    analysis = analyze(t.trace())
+    step, whole = analysis.windows["ProfilerStep#1"].forward, analysis.whole.forward
+    assert (step.children, step.expected, step.found) == (3, 2, 2)
+    assert (whole.expected, whole.found) == (3, 2)  # b, c and a: 2, of which a overlaps; then b and c again: 1
+    assert {c.pass_index for c in analysis.windows["ProfilerStep#1"].collectives} == {1}
+
+
+def test_a_unit_that_only_some_steps_use_does_not_split_their_passes():
+    t = Timeline()
+    for unit, launch in [("a", 10), ("c", 20), ("b", 110), ("a", 120), ("c", 130)]:
+        t.gather(unit, launch + 1000, launch + 1005, launch=launch)
+    t.label("ProfilerStep#0", 0, 100)
+    t.label("ProfilerStep#1", 100, 200)
+    expected = {name: w.forward.expected for name, w in analyze(t.trace()).windows.items()}
+    assert expected == {"whole": 3, "ProfilerStep#0": 1, "ProfilerStep#1": 2}
+
+
 def test_the_backward_is_counted_apart_from_the_forward():
     # Forward: b is exposed, 1 of 2. The backward's overlaps must not make up for it.
     t = Timeline()

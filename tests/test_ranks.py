@@ -69,6 +69,19 @@ def test_without_a_place_calls_are_the_same_by_their_order():
     assert waits([first, second], "b") == [60, 0]
 
 
+def test_without_a_place_a_call_of_another_unit_is_not_the_same():
+    # The second trace began a call earlier. a: 50 and 30 long; b: 30 on both.
+    first, second = world(2)
+    second.gather("z", 30, 70)
+    first.gather("a", 100, 150)
+    second.gather("a", 120, 150)
+    for t in (first, second):
+        t.gather("b", 200, 230)
+    assert waits([first, second], "a") == [20, 0]
+    assert waits([first, second], "b") == [0, 0]
+    assert gathers(joined([first, second])[1])["z"].wait_ns is None
+
+
 def test_the_order_is_counted_anew_in_each_window():
     # The second rank's trace lacks the first step's gather.
     first, second = world(2)

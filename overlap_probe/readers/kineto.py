@@ -29,6 +29,7 @@ from overlap_probe.tables import I64, KERNEL, MEMCPY, NO_TIME, Activities, Opera
 PIECE_BYTES = 1 << 17
 """Text decoded at a time. Its events stay in the processor's caches, and their memory is used again for the next."""
 
+_STEP = "ProfilerStep#"
 _COPY = re.compile(r"\b([HDPAU])to([HDPAU])\b")
 _ON_DEVICE = "DA"
 """Letters of a copy's end in device memory (arrays are device memory); H is the host, P a peer that is not named."""
@@ -44,6 +45,7 @@ def read_kineto(path: Path, piece_bytes: int = PIECE_BYTES) -> list[Trace]:
     first_ns, last_ns = _span(parts)
     activities, calls, operations, ranges = map(without_repeats, parts)
     names = tuple(builder.names)
+    operations, ranges = _steps_as_ranges(operations, ranges, names)
     activities = take(activities, np.lexsort((activities["end_ns"], activities["start_ns"])))
     operations, ranges = _outermost_first(operations), _outermost_first(ranges)
     waits, notes_on_waits = waits_of(stream.metadata, builder.threads, first_ns, last_ns)
@@ -126,6 +128,16 @@ def _join(activities: Columns, calls: Columns, operations: Columns, names: tuple
     activities["returned_ns"] = _at(calls["returned_ns"], call, NO_TIME)
     activities["operation"] = operation
     activities["launch_thread"] = np.where(call >= 0, launch_thread, _at(operations["thread"], operation, -1))
+
+
+def _steps_as_ranges(operations: Columns, ranges: Columns, names: tuple[str, ...]) -> tuple[Columns, Columns]:
+    """The same rows, with the profiler's steps among the ranges: an older one wrote them as operations."""
+    is_step = np.array([name.startswith(_STEP) for name in names], np.bool_)[operations["name"]]
+    if not is_step.any():
+        return operations, ranges
+    steps = take(operations, is_step)
+    ranges = {column: np.concatenate((values, steps[column])) for column, values in ranges.items()}
+    return take(operations, ~is_step), ranges
 
 
 def _fill_ends_of_copies(activities: Columns, names: tuple[str, ...]) -> None:
