@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.autograd.graph import Node
+
+from .errors import FsdpError
 
 _BEGINS = "fsdp_runtime.begins"
 """Key of an autograd node's metadata: what to call before it runs."""
@@ -18,9 +21,13 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def call_at_end_of_backward(callback: Callable[[], None]) -> None:
-    """Has ``callback`` called when the backward that runs now is over, before ``backward()`` returns."""
+def call_at_end_of_backward(callback: Callable[[], None]) -> Callable[[], object | None]:
+    """Has ``callback`` called when the backward that runs now is over, before ``backward()`` returns.
+
+    If the backward raises it is dropped instead. What is returned gives None as soon as autograd keeps it no longer.
+    """
     torch.autograd.Variable._execution_engine.queue_callback(callback)
+    return weakref.ref(callback)
 
 
 def call_before_backward(outputs: Sequence[torch.Tensor], begin: Callable[[], None]) -> bool:
@@ -64,10 +71,28 @@ class _EndOfBackward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, end: Callable[[], None], *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.end = end
+        ctx.set_materialize_grads(False)  # an input that was not used has no gradient: not one of zeros
         # Detached: autograd treats an input that is returned as it is as a view, which may not be modified in place.
         return tuple([tensor.detach() for tensor in inputs])
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         ctx.end()
+        if torch.is_grad_enabled():  # create_graph=True
+            gradients = _NoSecondBackward.apply(*gradients)  # type: ignore[no-untyped-call]
         return (None, *gradients)
+
+
+class _NoSecondBackward(torch.autograd.Function):
+    """The identity, and a clear error for who differentiates it: else autograd would read freed storage."""
+
+    @staticmethod
+    def forward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        return tuple([None if gradient is None else gradient.detach() for gradient in gradients])
+
+    @staticmethod
+    def backward(ctx: Any, *_: torch.Tensor) -> NoReturn:
+        raise FsdpError(
+            "second derivatives through a sharded unit are not supported: its parameters are gathered for the first "
+            "backward only; leave what is differentiated twice unsharded"
+        )

@@ -20,6 +20,7 @@ The context refers to parameter groups only, never to modules or hooks, so that 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -71,6 +72,7 @@ class FsdpContext:
 
         self._in_backward: dict[ParameterGroup, None] = {}  # begun and not ended; a dict keeps the order
         self._backward_runs = False
+        self._end_to_come: Callable[[], object | None] = lambda: None  # of the backward that runs, unless it raised
         self._reductions = ReductionQueue(self.reduce_scatter_stream)
 
     # What the hooks call
@@ -83,7 +85,8 @@ class FsdpContext:
             self._use(group, stream, "backward")
             span = annotate("compute", "backward", group.name)
         else:
-            if not self._running:
+            # Something seems to run that cannot: KeyboardInterrupt ended it, which calls no hook.
+            if not self._running or self._running[0][0] is group or self._backward_runs:
                 self._begin_pass(group)
             upcoming = self._follow(group)
             self._use(group, stream, "forward")
@@ -98,12 +101,12 @@ class FsdpContext:
             return  # its pre_forward raised
         _, span = self._running.pop()
         span.__exit__(None, None, None)
-        is_repeated = in_backward()
-        ended = [] if is_repeated else self._ended  # a repeated forward says nothing about the order
+        if in_backward():  # the unit's backward follows and ends its use
+            call_before_backward(outputs, partial(self.pre_repeated_backward, group))
+            return
+        ended = self._ended
         if outputs and call_before_backward(outputs, partial(self.pre_backward, group, ended, len(ended))):
             ended.append(group)
-        if is_repeated:
-            return  # the unit's backward follows and ends its use
         if not self._running:
             self._release_unused("forward")
         self._retire(group, self._current_stream(), "forward")
@@ -119,6 +122,14 @@ class FsdpContext:
         self._gather_ahead(ended[max(0, index - self.schedule.depth) : index][::-1], stream, "backward")
         self._reductions.start(stream)
 
+    def pre_repeated_backward(self, group: ParameterGroup) -> None:
+        """The same where only the repeated forward has a graph: reentrant checkpointing ran the forward without.
+
+        So nothing tells which backward comes next; most likely that of the unit whose forward came before.
+        """
+        order = self._order
+        self.pre_backward(group, order, order.index(group) if group in order else 0)
+
     def post_backward(self, group: ParameterGroup) -> None:
         """A unit's backward ended: its parameters have their gradients, or never will in this backward."""
         stream = self._current_stream()
@@ -126,12 +137,6 @@ class FsdpContext:
         self._reduce(group, stream)
         if group.state is State.IN_USE:
             self._retire(group, stream, "backward")
-
-    def show_shards(self) -> None:
-        """Outside a pass nobody may see an unsharded parameter. A backward that raised has left some."""
-        if not self._running and not in_backward():
-            for group in self.groups:
-                group.conceal()
 
     # A pass
 
@@ -201,11 +206,13 @@ class FsdpContext:
     # The backward
 
     def _enter_backward(self, group: ParameterGroup) -> None:
+        if self._backward_runs and self._end_to_come() is None:
+            self._discard_leftovers()
         if not self._backward_runs:
             self._capture_rules.begin_backward()
             self._backward_runs = True
             self._open(changed=False)
-            call_at_end_of_backward(self._end_backward)
+            self._end_to_come = call_at_end_of_backward(self._end_backward)
         self._in_backward[group] = None
 
     def _end_backward(self) -> None:

@@ -16,9 +16,10 @@ from typing import Any, NoReturn, TypeVar
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._dynamo import trace_rules
 from torch.distributed.device_mesh import DeviceMesh
 
-from .autograd_hooks import call_after_backward
+from .autograd_hooks import call_after_backward, in_backward
 from .context import FsdpContext
 from .errors import FsdpError
 from .gather import Gather, GatherName
@@ -32,6 +33,9 @@ from .slots import UNIT_ATTRIBUTE, collect, mark_taken
 from .tree import map_tensors, tensors
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
+
+# torch.compile does not trace the hooks, nor what they call: it breaks its graph there and compiles what is inside.
+trace_rules.add(__package__)
 
 
 def fully_shard(
@@ -49,7 +53,8 @@ def fully_shard(
     Call it bottom-up: children first, the parent's call last. Afterwards the module's parameters are DTensors,
     ``Shard(0)``: make the optimizer after this call. Parameters are not made equal across ranks: each rank keeps its
     rows of what it had. All ranks must run the same units in the same order; inside a unit they may use different
-    parameters, and a parameter that got no gradient gets zeros.
+    parameters, and a parameter that got no gradient gets zeros, unless no parameter of the unit got one: then that
+    must be so on every rank.
 
     mesh: one dimension shards; of two, the outer replicates and the inner shards. None: all ranks, on CUDA if the
         process group has NCCL.
@@ -95,7 +100,7 @@ def no_sync(module: nn.Module) -> Iterator[None]:
 
     The gradients are kept whole, in the dtype that they are reduced in. Covers the units in ``module``'s tree.
     """
-    groups = [unit.group for _, unit in _units(module)]
+    groups = [unit.group for _, unit in _units(module) if unit.group.reduce_gradients]  # the others: nested no_sync
     for group in groups:
         group.reduce_gradients = False
     try:
@@ -157,10 +162,6 @@ class _Unit:
     def pre_forward(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if torch.compiler.is_compiling():
-            raise FsdpError(
-                f"{type(module).__name__}: torch.compile cannot trace a sharded unit; compile what is inside it"
-            )
         context = self.context or _make_context(module)
         context.pre_forward(self.group)
         if self.precision.compute_dtype is not None:
@@ -176,9 +177,9 @@ class _Unit:
             context.post_forward(self.group, watched)
 
     def pre_state_dict(self, *_: Any) -> None:
-        context = self.context
-        if context is not None:
-            context.show_shards()
+        """Outside a pass nobody may see an unsharded parameter. What was interrupted has left some."""
+        if not in_backward():
+            self.group.conceal()
 
     def _watch_end_of_backward(
         self, context: FsdpContext, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -193,8 +194,10 @@ class _Unit:
 
         return map_tensors(replaced, args), map_tensors(replaced, kwargs)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
-        raise FsdpError("a sharded module cannot be deep-copied; copy it before fully_shard, or load its state dict")
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise FsdpError(
+            "a sharded module cannot be deep-copied or pickled; copy it before fully_shard, or save its state dict"
+        )
 
 
 def _units(module: nn.Module) -> Iterator[tuple[str, _Unit]]:

@@ -57,7 +57,7 @@ class FlatParameter:
     @property
     def registered(self) -> nn.Parameter | None:
         """What the modules hold now."""
-        return self.slots[0].parameters[self.slots[0].name]
+        return self.slots[0].parameters.get(self.slots[0].name)
 
     @property
     def is_current(self) -> bool:

@@ -9,13 +9,17 @@ import sys
 import time
 import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.tensor import DTensor
 
 import fsdp_runtime
 from fsdp_runtime import FsdpContext, FsdpError, context_of, fully_shard
+from fsdp_runtime.autograd_hooks import in_backward
 from fsdp_runtime.parameter_group import ParameterGroup, State
 from fsdp_runtime.streams import warn_if_serialised
 
@@ -213,9 +217,75 @@ def test_the_next_step_is_right_after_an_exception(on_ranks: OnRanks, part: str)
     on_ranks(2, _goes_on_after_an_exception, part)
 
 
-def _state_outside_passes(rank: int, world: int) -> None:
-    from torch.distributed.tensor import DTensor
+def _another_backward_after_an_exception(rank: int, world: int, retry: bool) -> None:
+    """No forward comes in between: the backward that raised has left everything as it was in its middle."""
+    torch.manual_seed(1)
+    reference = Root()
+    model = shard_children(copy.deepcopy(reference))
+    first, second = torch.randn(2, 16), torch.randn(2, 16)
 
+    def fail(gradient: torch.Tensor) -> None:
+        raise ValueError("on purpose")
+
+    handles = []
+    hook = model.layers[1].register_forward_hook(lambda module, args, y: handles.append(y.register_hook(fail)))
+    failing = model(first).sum()
+    hook.remove()
+    other = model(second).sum()
+    with pytest.raises(ValueError, match="on purpose"):
+        failing.backward(retain_graph=True)
+    handles[0].remove()
+    (failing if retry else other).backward()
+    reference(first if retry else second).sum().backward()
+    same_gradients(model, reference)
+    assert all(unit._fsdp_unit.group.state is State.SHARDED for unit in [model, *model.layers])
+
+
+@pytest.mark.parametrize("retry", [False, True])
+def test_the_next_backward_is_right_after_an_exception(on_ranks: OnRanks, retry: bool) -> None:
+    on_ranks(2, _another_backward_after_an_exception, retry)
+
+
+def _interrupted(rank: int, world: int, part: str) -> None:
+    """KeyboardInterrupt: a module runs no hook for it, so units seem to run that do not."""
+    torch.manual_seed(1)
+    model = Root()
+    reference = copy.deepcopy(model)
+    layers = [fully_shard(layer) for layer in model.layers]
+    if part == "repeated forward":
+        model.layers = nn.ModuleList(map(checkpoint_wrapper, layers))
+    fully_shard(model)
+    x = torch.randn(2, 16)
+    model(x).sum().backward()
+    model.zero_grad()
+
+    def interrupt(module: nn.Module, args: Any) -> None:
+        if part == "forward" or in_backward():
+            raise KeyboardInterrupt
+
+    handle = layers[1].register_forward_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        model(x).sum().backward()
+    handle.remove()
+    assert all(isinstance(value, DTensor) for value in model.state_dict().values())
+    for _ in range(2):
+        with torch.no_grad():
+            for parameter in [*reference.parameters(), *model.parameters()]:
+                parameter.mul_(0.5)  # nothing that was gathered before may be used
+            torch.testing.assert_close(model(x), reference(x))
+    model.zero_grad()
+    model(x).sum().backward()
+    reference(x).sum().backward()
+    for parameter, expected in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad.full_tensor(), expected.grad)
+
+
+@pytest.mark.parametrize("part", ["forward", "repeated forward"])
+def test_the_next_pass_is_right_after_keyboard_interrupt(on_ranks: OnRanks, part: str) -> None:
+    on_ranks(2, _interrupted, part)
+
+
+def _state_outside_passes(rank: int, world: int) -> None:
     model = shard_children(Root())
     output = model(torch.randn(2, 16))
     assert all(isinstance(p, DTensor) for p in model.parameters())  # also where the unsharded storage is still there

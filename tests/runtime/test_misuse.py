@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -124,6 +125,10 @@ def _deep_copy() -> None:
     copy.deepcopy(fully_shard(nn.Linear(2, 2)))
 
 
+def _pickled() -> None:
+    pickle.dumps(fully_shard(nn.Linear(2, 2)))
+
+
 def _not_a_unit() -> None:
     context_of(nn.Linear(2, 2))
 
@@ -151,9 +156,17 @@ def _tensor_hook() -> None:
     model(torch.randn(1, 2))
 
 
-def _compiled() -> None:
-    with mock.patch.object(torch.compiler, "is_compiling", return_value=True):
-        fully_shard(nn.Linear(2, 2))(torch.randn(1, 2))
+def _second_derivative() -> None:
+    model = fully_shard(nn.Sequential(nn.Linear(2, 2), nn.Tanh()))
+    x = torch.randn(1, 2, requires_grad=True)
+    (gradient,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    gradient.sum().backward()
+
+
+def _parameter_removed() -> None:
+    model = fully_shard(nn.Linear(2, 2))
+    del model.bias
+    model(torch.randn(1, 2))
 
 
 def _frozen_while_accumulating() -> None:
@@ -190,12 +203,14 @@ CASES: list[tuple[Callable[[], Any], str]] = [
     (_still_on_meta, r"unit <root>: parameter scale is still on the meta device; call module.to_empty"),
     (_partly_on_meta, r"one dtype and device.*cpu.*meta"),
     (_deep_copy, r"cannot be deep-copied"),
+    (_pickled, r"cannot be .* pickled.*state dict"),
     (_not_a_unit, r"Linear: fully_shard was not called on this module"),
     (_sparse_gradient, r"parameter weight of unit <root>: sparse gradients .*sparse=False"),
     (_replaced_by_a_plain_tensor, r"unit <root>: expected parameter weight to be its shard.*found Parameter"),
     (_gradient_hook, r"unit <root>: parameter weight has gradient hooks"),
     (_tensor_hook, r"unit <root>: parameter weight has gradient hooks"),
-    (_compiled, r"Linear: torch.compile cannot trace"),
+    (_second_derivative, r"second derivatives .*not supported.*leave .* unsharded"),
+    (_parameter_removed, r"unit <root>: expected parameter bias to be its shard.*found NoneType"),
     (_frozen_while_accumulating, r"unit <root>: requires_grad changed while gradients were being accumulated"),
 ]
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from fsdp_runtime import Implicit, Prefetch, Schedule, Serial, fully_shard
 from fsdp_runtime.gather import Handle
@@ -143,6 +144,41 @@ def test_the_empty_order_and_a_longer_one_are_survived(on_ranks: OnRanks) -> Non
     orders: list[list[int]] = [STRAIGHT, [], [0, 1, 2, 3, 0, 1, 2, 3], [3], STRAIGHT]
     for schedule in ("serial", "implicit", "prefetch", Prefetch(depth=3)):
         _on_both_ranks(on_ranks, schedule, orders, False)
+
+
+class Reentrant(nn.Module):
+    """Each unit is checkpointed in the way in which its forward has no graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * self.scale
+        for layer in self.layers:
+            x = torch.tanh(checkpoint(layer, x, use_reentrant=True))
+        return x
+
+
+def _reentrant(rank: int, world: int, depth: int) -> str:
+    torch.manual_seed(1)
+    reference = Reentrant()
+    sharded = shard_children(copy.deepcopy(reference), schedule=Prefetch(depth))
+    x = torch.randn(2 * world, 4)
+    reference(x).square().mean().backward()
+    loss = sharded(local_batch(x, rank, world)).square().mean()
+    with recording() as recorder:
+        loss.backward()
+    assert not recorder.alive
+    same_gradients(sharded, reference)
+    return _short(recorder.events)
+
+
+def test_a_forward_that_checkpointing_repeats_is_gathered_during_the_backward_before_it(on_ranks: OnRanks) -> None:
+    # 3 is repeated first, and nothing foresaw it; its backward foresees 2, whose repetition therefore only waits.
+    assert on_ranks(2, _reentrant, 1)[0] == "g3 w3 g2 f3 w2 g1 f2 w1 g0 f1 w0 f0"
+    assert on_ranks(2, _reentrant, 2)[0] == "g3 w3 g2 g1 f3 w2 g0 f2 w1 w0 f1 f0"
 
 
 def _host_waits(rank: int, world: int, schedule: Schedule) -> tuple[int, int]:

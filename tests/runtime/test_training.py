@@ -142,6 +142,21 @@ def test_accumulated_gradients_of_a_unit_that_the_last_backward_skips_are_reduce
     on_ranks(2, _accumulated_only_before)
 
 
+def _no_sync_of_a_part_inside(rank: int, world: int) -> None:
+    model = shard_children(Root())
+    with no_sync(model):
+        with no_sync(model.layers[0]):
+            pass
+        _loss(model(torch.randn(2, 16))).backward()
+        assert all(p.grad is None for p in model.parameters())
+    _loss(model(torch.randn(2, 16))).backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_no_sync_may_be_nested(on_ranks: OnRanks) -> None:
+    on_ranks(2, _no_sync_of_a_part_inside)
+
+
 def _zeroes_in_place(rank: int, world: int) -> None:
     torch.manual_seed(1)
     reference = Root()
@@ -514,6 +529,40 @@ def _one_head(rank: int, world: int, schedule: Any, head: int) -> None:
 @pytest.mark.parametrize("schedule", [*SCHEDULES, Prefetch(depth=3)])
 def test_units_whose_output_the_loss_ignores_get_no_gradients(on_ranks: OnRanks, schedule: Any, head: int) -> None:
     on_ranks(2, _one_head, schedule, head)
+
+
+class IgnoresOne(nn.Module):
+    """The last unit takes two inputs and uses one."""
+
+    class First(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, used: torch.Tensor, unused: torch.Tensor) -> torch.Tensor:
+            return self.linear(used)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused, self.last = nn.Linear(4, 4), nn.Linear(4, 4), self.First()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.used(x), self.unused(x))
+
+
+def _ignores_an_input(rank: int, world: int) -> None:
+    torch.manual_seed(1)
+    reference = IgnoresOne()
+    sharded = shard_children(copy.deepcopy(reference))
+    x = torch.randn(2 * world, 4)
+    _loss(reference(x)).backward()
+    _loss(sharded(local_batch(x, rank, world))).backward()
+    same_gradients(sharded, reference)
+    assert all(p.grad is None for p in sharded.unused.parameters())  # zeros would let an optimizer decay them
+
+
+def test_what_led_to_an_input_that_a_unit_ignores_gets_no_gradients(on_ranks: OnRanks) -> None:
+    on_ranks(2, _ignores_an_input)
 
 
 def _backward_twice(rank: int, world: int) -> None:
