@@ -4,7 +4,8 @@ layout.py           where each parameter lies in a unit's flat buffers: the deci
 parameter_group.py  the buffers of one unit
 gather.py           how the bytes of a unit move                 schedule.py  when
 selection.py        which gather a name means; zero_cta.py and copy_engine.py are those that leave the SMs alone
-context.py          order of units, streams, delayed releases    reduction.py gradients
+storage.py          which units are unsharded: delayed releases  reduction.py gradients
+context.py          order of units, streams, passes
 fully_shard.py      the entry point and the module hooks
 """
 

@@ -1,4 +1,4 @@
-"""FsdpContext: the order of units, the streams, and when the memory of a unit comes and goes.
+"""FsdpContext: the order of units, the streams, and what happens when a unit begins and ends.
 
 One context serves an outermost unit and everything below it. It is told four things by hooks (a unit's forward or
 backward begins or ends) and does the same thing each time a unit begins::
@@ -9,17 +9,13 @@ backward begins or ends) and does the same thing each time a unit begins::
 
 In that order: were the next gather issued before the wait, two gathers would share the link while nothing computes.
 
-A unit that ends is *released* later: it goes into a queue with an event on the stream that consumed it, and when it
-leaves the queue the all-gather stream waits for that event before the storage goes back to the allocator. The host
-never waits, and no tensor needs ``record_stream``: the storage was allocated on the all-gather stream, so whoever
-gets its memory next is ordered behind the consumer.
+A unit that ends is *released* later, within a memory bound: see ``storage.py``.
 
 The context refers to parameter groups only, never to modules or hooks, so that a deleted model is freed at once.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -28,10 +24,11 @@ from typing import Any
 import torch
 
 from .autograd_hooks import call_at_end_of_backward, call_before_backward, in_backward
-from .labels import Phase, annotate
+from .labels import annotate
 from .parameter_group import ParameterGroup, State
 from .reduction import ReductionQueue
 from .schedule import Schedule
+from .storage import UnshardedStorage
 from .streams import CaptureRules, CurrentStream, Switched, warn_if_serialised
 
 
@@ -43,10 +40,6 @@ class FsdpContext:
     ) -> None:
         self.groups = groups
         self.schedule = schedule
-        self.target_length = target_length
-        # Beside the units that compute. With the one that computes and an outermost unit smaller than it, the peak
-        # stays below ``target_length + 1 + max(1, depth)`` units.
-        self._most_unsharded = target_length + max(1, schedule.depth) - 1
         self._device: Any = torch.get_device_module(device)
         self._current_stream = CurrentStream(device)
         if schedule.concurrent:
@@ -54,6 +47,9 @@ class FsdpContext:
         # High priority: when a gather and a matmul become ready together, the gather's few blocks go first.
         self.all_gather_stream: Any = self._device.Stream(priority=-1)
         self.reduce_scatter_stream: Any = self._device.Stream(priority=-1)
+        self._storage = UnshardedStorage(
+            self._device, self._current_stream, self.all_gather_stream, schedule, target_length
+        )
 
         mechanisms = {id(group.mechanism): group.mechanism for group in groups}
         self._exchanges = [mechanism.exchange() for mechanism in mechanisms.values()]
@@ -61,8 +57,6 @@ class FsdpContext:
         self._capture_rules = CaptureRules(self._device, next(filter(None, obstacles), None))
         self._is_open = False  # peers may read this rank's shards
 
-        self._pending: deque[ParameterGroup] = deque()  # used; released in this order
-        self._ahead: list[ParameterGroup] = []  # gathered before their turn
         self._running: list[tuple[ParameterGroup, AbstractContextManager[object]]] = []  # forwards, outermost first
 
         self._orders: dict[ParameterGroup, list[ParameterGroup]] = {}  # by outermost group: order of the last pass
@@ -82,15 +76,15 @@ class FsdpContext:
         stream = self._current_stream()
         if in_backward():
             self._enter_backward(group)
-            self._use(group, stream, "backward")
+            self._storage.use(group, stream, "backward")
             span = annotate("compute", "backward", group.name)
         else:
             # Something seems to run that cannot: KeyboardInterrupt ended it, which calls no hook.
             if not self._running or self._running[0][0] is group or self._backward_runs:
                 self._begin_pass(group)
             upcoming = self._follow(group)
-            self._use(group, stream, "forward")
-            self._gather_ahead(upcoming, stream, "forward")
+            self._storage.use(group, stream, "forward")
+            self._storage.gather_ahead(upcoming, stream, "forward")
             span = annotate("compute", "forward", group.name)
         self._running.append((group, span))
         span.__enter__()
@@ -108,8 +102,8 @@ class FsdpContext:
         if outputs and call_before_backward(outputs, partial(self.pre_backward, group, ended, len(ended))):
             ended.append(group)
         if not self._running:
-            self._release_unused("forward")
-        self._retire(group, self._current_stream(), "forward")
+            self._storage.retire_unused("forward")
+        self._storage.retire(group, self._current_stream(), "forward")
         if not self._running:
             self._end_pass(group)
 
@@ -117,9 +111,9 @@ class FsdpContext:
         """A unit's backward begins; in its forward pass it was the ``index``-th that ended."""
         stream = self._current_stream()
         self._enter_backward(group)
-        self._use(group, stream, "backward")
+        self._storage.use(group, stream, "backward")
         self._reductions.finish(stream)
-        self._gather_ahead(ended[max(0, index - self.schedule.depth) : index][::-1], stream, "backward")
+        self._storage.gather_ahead(ended[max(0, index - self.schedule.depth) : index][::-1], stream, "backward")
         self._reductions.start(stream)
 
     def pre_repeated_backward(self, group: ParameterGroup) -> None:
@@ -136,7 +130,7 @@ class FsdpContext:
         self._in_backward.pop(group, None)
         self._reduce(group, stream)
         if group.state is State.IN_USE:
-            self._retire(group, stream, "backward")
+            self._storage.retire(group, stream, "backward")
 
     # A pass
 
@@ -153,14 +147,14 @@ class FsdpContext:
     def _end_pass(self, outermost: ParameterGroup) -> None:
         self._orders[outermost] = self._order
         if not self._ended:  # no backward can come: back to resting
-            self._release_pending(0, "forward")
+            self._storage.release_all("forward")
         self._close()
 
     def _open(self, changed: bool) -> None:
         """A forward or a backward begins. changed: since the last one somebody may have written the shards."""
         if self._is_open:  # the last one was aborted
             self._close()
-        stream, caller = self._gather_stream, self._current_stream()
+        stream, caller = self._storage.gather_stream, self._current_stream()
         if changed:
             # The optimizer wrote the shards on the caller's stream, which knows that peers have read the last ones.
             stream.wait_stream(caller)
@@ -176,8 +170,8 @@ class FsdpContext:
         self._is_open = False
         caller = self._current_stream()
         for exchange in self._exchanges:
-            exchange.close(self._gather_stream, caller)
-        caller.wait_stream(self._gather_stream)
+            exchange.close(self._storage.gather_stream, caller)
+        caller.wait_stream(self._storage.gather_stream)
 
     def _follow(self, group: ParameterGroup) -> list[ParameterGroup]:
         """Records that ``group`` is next; returns the groups to gather ahead: none if the order is not the expected."""
@@ -190,12 +184,7 @@ class FsdpContext:
     def _discard_leftovers(self) -> None:
         """Forgets passes that did not end in a backward: an evaluation with gradients enabled, an exception."""
         self._running.clear()
-        self._ahead.clear()
-        self._pending.clear()
-        for group in self.groups:
-            if group.state is not State.SHARDED:
-                self._retire(group, self._current_stream(), "forward")
-        self._release_pending(0, "forward")
+        self._storage.discard(self.groups)
         if self._backward_runs:
             self._backward_runs = False
             self._in_backward.clear()
@@ -224,8 +213,8 @@ class FsdpContext:
             self._reduce(group, stream)  # what ``no_sync`` accumulated in units that did not run in this backward
         self._reductions.start(stream)
         self._reductions.finish(stream)
-        self._release_unused("backward")
-        self._release_pending(0, "backward")
+        self._storage.retire_unused("backward")
+        self._storage.release_all("backward")
         self._close()
         self._backward_runs = False
 
@@ -241,67 +230,3 @@ class FsdpContext:
         if not self.schedule.concurrent:
             self._reductions.start(stream)
             self._reductions.finish(stream)
-
-    # Gather, use, release
-
-    def _use(self, group: ParameterGroup, stream: Any, phase: Phase) -> None:
-        if group.state is State.SHARDED:
-            self._gather(group, self._gather_stream, stream, phase)
-        elif group.state is State.AHEAD:
-            self._ahead.remove(group)
-        elif group.state is State.PENDING:
-            self._pending.remove(group)
-        group.state = State.IN_USE
-        group.wait(stream)
-        group.expose()
-
-    def _gather_ahead(self, groups: list[ParameterGroup], stream: Any, phase: Phase) -> None:
-        for group in groups:
-            if group.state is State.SHARDED and self._make_room(1, phase):
-                self._gather(group, stream, stream, phase)
-            elif group.state is State.PENDING:
-                self._pending.remove(group)
-            else:
-                continue
-            group.state = State.AHEAD
-            self._ahead.append(group)
-
-    def _gather(self, group: ParameterGroup, early: Any, caller: Any, phase: Phase) -> None:
-        stream = self._gather_stream
-        with Switched(self._device, stream, caller):
-            group.gather(stream, early, phase)
-
-    def _retire(self, group: ParameterGroup, stream: Any, phase: Phase) -> None:
-        """Ends a group's use: its storage goes when ``stream``, the current one, has done what was issued on it."""
-        group.wait(stream)
-        group.conceal()
-        group.consumed.record(stream)
-        group.state = State.PENDING
-        self._pending.append(group)
-        self._make_room(0, phase)
-
-    def _make_room(self, count: int, phase: Phase) -> bool:
-        """Releases pending groups, oldest first, until ``count`` more may be gathered ahead. False: there is no room.
-
-        That many, and never more than ``target_length``, stay pending.
-        """
-        room = self._most_unsharded - len(self._ahead) - count
-        self._release_pending(min(self.target_length, max(0, room)), phase)
-        return room >= 0
-
-    def _release_unused(self, phase: Phase) -> None:
-        """Releases what was gathered ahead and then not used."""
-        while self._ahead:
-            self._retire(self._ahead.pop(), self._current_stream(), phase)
-
-    def _release_pending(self, length: int, phase: Phase) -> None:
-        while len(self._pending) > length:
-            group = self._pending.popleft()
-            self._gather_stream.wait_event(group.consumed)
-            with annotate("release", phase, group.name):
-                group.free()
-            group.state = State.SHARDED
-
-    @property
-    def _gather_stream(self) -> Any:
-        return self.all_gather_stream if self.schedule.concurrent else self._current_stream()

@@ -45,10 +45,9 @@ def make_run(
     if not recorder.record():
         return None
     verdict = recorder.judge(checks, at_least)
-    run = replace(recorder.run, ranks=tuple(_by_name(rank) for rank in recorder.run.ranks))
     for name, form in REPORTS.items():
-        write_text(recorder.folder / name, render(run, verdict, form))
-    return Run(run, verdict, recorder.folder)
+        write_text(recorder.folder / name, render(recorder.run, verdict, form))
+    return Run(recorder.run, verdict, recorder.folder)
 
 
 class Recorder:
@@ -96,7 +95,7 @@ class Recorder:
         if self._again:
             note = f"recorded again, the machine was too busy to judge: {self._again} x"
             record = replace(record, notes=[*record.notes, note])
-        self.run = replace(run, record=record.to_dict())
+        self.run = replace(run, ranks=tuple(_by_name(rank) for rank in run.ranks), record=record.to_dict())
         return True
 
     def judge(self, checks: Sequence[Check | str], at_least: AtLeast | str | None = None) -> Verdict:
