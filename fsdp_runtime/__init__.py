@@ -6,6 +6,7 @@ gather.py           how the bytes of a unit move                 schedule.py  wh
 selection.py        which gather a name means; zero_cta.py and copy_engine.py are those that leave the SMs alone
 storage.py          which units are unsharded: delayed releases  reduction.py gradients
 context.py          order of units, streams, passes
+autograd_hooks.py   what tells when the backward of a unit begins and ends
 fully_shard.py      the entry point and the module hooks
 """
 

@@ -79,7 +79,8 @@ class FsdpContext:
             self._storage.use(group, stream, "backward")
             span = annotate("compute", "backward", group.name)
         else:
-            # Something seems to run that cannot: KeyboardInterrupt ended it, which calls no hook.
+            # A forward inside itself, or in a backward that this thread is not in: KeyboardInterrupt, which calls no
+            # hook, ended what seems to run.
             if not self._running or self._running[0][0] is group or self._backward_runs:
                 self._begin_pass(group)
             upcoming = self._follow(group)

@@ -38,24 +38,23 @@ def explain(
     classified: Classified,
     compute_streams: I64,
     collectives: Sequence[Collective],
-    pass_of: Sequence[Pass],
     leads: set[int],
 ) -> list[Collective]:
     """The same collectives with ``cause``, ``waited_for`` and ``evidence``.
 
-    pass_of: the pass of each collective, by index. leads: gathers that the first compute of their pass waits for.
+    leads: indices of the gathers that the first compute of their pass waits for.
     """
     work = ComputeStreams.of(trace, classified, compute_streams)
     passes: dict[Pass, list[Collective]] = defaultdict(list)
     for c in collectives:
         if c.op == "all_gather":
-            passes[pass_of[c.index]].append(c)
+            passes[c.phase, c.pass_index].append(c)
     steady = steady_waits(passes.values(), work)
     free: dict[int, int] = {}
     result = []
     for c in collectives:
         if c.op == "all_gather":
-            began_ns = passes[pass_of[c.index]][0].start_ns
+            began_ns = passes[c.phase, c.pass_index][0].start_ns
             free_ns = max(free.get(stream, began_ns) for stream in c.streams)
             way = Way(c, int(classified.first[c.index]), steady.get(c.index), work)
             waited_for, why = way.waited_for()
@@ -107,7 +106,7 @@ class _Gather:
         if late:
             return "late_launch", late
         if waited_for:
-            return {"sm": "sm_contention"}.get(waited_for, waited_for), str(why)
+            return {"sm": "sm_contention", "dependency": "dependency"}[waited_for], str(why)
         if longer := self._longer_than_compute():
             return "longer_than_compute", longer
         if shortly := self.way.waited_shortly():

@@ -18,7 +18,7 @@ from overlap_probe.render.words import without_folders
 from overlap_probe.results import RunAnalysis, Verdict
 
 if TYPE_CHECKING:
-    from overlap_probe.runs import Recorder
+    from overlap_probe.runs import Attempts
 
 MOST_OTHERS = 8
 """Findings besides the worst that a failure lists, one line each."""
@@ -34,7 +34,7 @@ class Inconclusive(AssertionError):
 
 @dataclass(slots=True)
 class CheckedRun:
-    """A run that a test looks at. Where a busy machine keeps it from a verdict, it is made again (`Recorder`)."""
+    """A run that a test looks at. Where a busy machine keeps it from a verdict, it is made again (`Attempts`)."""
 
     run: RunAnalysis
     """All its numbers."""
@@ -42,16 +42,16 @@ class CheckedRun:
     """Where its report lies once there is one, and its traces if the test made them."""
     always_report: bool = False
     """Write a report even if all checks hold."""
-    recorder: Recorder | None = None
+    attempts: Attempts | None = None
     """What made it; None for traces that were there."""
 
     def evaluate(self, *expressions: str, at_least: str | None = None) -> Verdict:
         """The verdict, whatever it is. Raises CheckSyntaxError if an expression does not parse."""
         __tracebackhide__ = True
-        if self.recorder is None:
+        if self.attempts is None:
             return evaluate(self.run, expressions, at_least=at_least)
-        verdict = self.recorder.judge(expressions, at_least)
-        self.run = self.recorder.run
+        verdict = self.attempts.judge(expressions, at_least)
+        self.run = self.attempts.run
         return verdict
 
     def check(self, *expressions: str, at_least: str | None = None) -> None:

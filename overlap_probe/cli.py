@@ -29,6 +29,9 @@ BAD_INPUT = 2
 INTERRUPTED = 128 + signal.SIGINT
 NOBODY_READS = 128 + signal.SIGPIPE
 
+_NO_ARGUMENTS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
+"""What a click from 8.2 on raises to show the help; an older one shows it and exits with 0."""
+
 
 class _Commands(click.Group):
     def main(self, *args: Any, **kwargs: Any) -> Any:
@@ -36,7 +39,7 @@ class _Commands(click.Group):
         typed = sys.argv[1:] if not args or args[0] is None else args[0]
         try:
             code = super().main(*args, **kwargs)
-        except click.exceptions.NoArgsIsHelpError as error:
+        except _NO_ARGUMENTS as error:
             error.show()
             code = BAD_INPUT
         except click.ClickException as error:

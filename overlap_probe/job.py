@@ -26,7 +26,7 @@ STACK_SIGNAL = signal.SIGUSR1
 """Makes a rank print where it is, even if it hangs."""
 
 DEVICES = ("auto", "cpu", "cuda")
-PROFILERS = ("torch", "nsys")
+PROFILER_NAMES = ("torch", "nsys")
 
 REPORTS = {"result.json": "json", "report.html": "html", "junit.xml": "xml"}
 """What a run's folder says of its traces, and in which form."""
@@ -92,8 +92,8 @@ class LaunchOptions:
             raise LaunchError(f"--timeout: expected a number of seconds, more than 0, got {self.timeout:g}")
         if self.device not in DEVICES:
             raise LaunchError(f"--device: expected one of {', '.join(DEVICES)}, got {self.device}")
-        if self.profiler not in PROFILERS:
-            raise LaunchError(f"--profiler: expected one of {', '.join(PROFILERS)}, got {self.profiler}")
+        if self.profiler not in PROFILER_NAMES:
+            raise LaunchError(f"--profiler: expected one of {', '.join(PROFILER_NAMES)}, got {self.profiler}")
         if self.script and self.target:
             raise LaunchError("--target: cannot be used together with a script; leave one of them out")
         if self.target and not all(self.target.rpartition(":")[::2]):

@@ -61,12 +61,12 @@ def run(options: LaunchOptions, on_progress: OnProgress = lambda text: None) -> 
     versions = PROFILERS[options.profiler].versions()
     folder = _make_folder(options, started, shared=not starts_all_ranks(options))
     ranks, notes = _be_a_rank(options, folder, on_progress) if _is_rank() else _launch(options, folder, on_progress)
-    first = ranks[0].info
+    first, arguments = ranks[0].info, _arguments(options)
     return RunRecord(
         started=started.isoformat(timespec="seconds"),
         seconds=round(time.monotonic() - clock, 3),
-        workload=_arguments(options)["target"] or " ".join(_arguments(options)["script"]) or "built-in",
-        arguments={**_arguments(options), **first.get("arguments", {})},
+        workload=arguments["target"] or " ".join(arguments["script"]) or "built-in",
+        arguments={**arguments, **first.get("arguments", {})},
         world_size=first["world_size"],
         hosts=first["hosts"],
         versions={**first["versions"], **versions},
@@ -139,7 +139,8 @@ def _wait_for_traces(traces: list[Path], timeout: float) -> None:
 def _make_folder(options: LaunchOptions, started: datetime.datetime, *, shared: bool) -> Path:
     """The run's folder, without the files of an earlier run: were this one to fail, they would be taken for its own.
 
-    Where it is shared, each rank removes its own trace, and those with rank 0, who writes them, the reports.
+    Where it is shared with other commands, the reports go, unless this process is a rank other than 0 (rank 0 writes
+    them); each rank removes its own old trace before it records.
     """
     if options.out is None and shared:
         raise LaunchError("-o: several commands make this run together; name a folder that all of them can write to")

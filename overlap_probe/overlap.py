@@ -45,10 +45,9 @@ def measure(trace: Trace, options: Options | None = None) -> Measured:
         missed = f"no range matches the window pattern {options.window.pattern!r}"
         trace = replace(trace, incomplete=(*trace.incomplete, missed))
     collectives = measure_collectives(trace, classified, timeline, options, windows.of_activity[classified.first])
-    pass_of = [(c.phase, c.pass_index, int(windows.of_activity[classified.first[c.index]])) for c in collectives]
     gathers = sorted((c for c in collectives if c.op == "all_gather"), key=lambda c: c.issued_ns)
-    leads = leading((c.index, pass_of[c.index], c.unit) for c in gathers)
-    collectives = causes.explain(trace, classified, timeline.compute_streams, collectives, pass_of, leads)
+    leads = leading((c.index, (c.phase, c.pass_index), c.unit) for c in gathers)
+    collectives = causes.explain(trace, classified, timeline.compute_streams, collectives, leads)
     collectives = find_starved(trace, classified.first, timeline.gemm, timeline.compute, collectives, leads)
     return Measured(trace, classified, timeline, windows, tuple(collectives))
 

@@ -12,8 +12,8 @@ from typing import TypeAlias
 
 from overlap_probe.labels import ROOT
 
-Pass: TypeAlias = tuple[str, int, int]
-"""One pass of a trace: its phase, its number, and the window it is in."""
+Pass: TypeAlias = tuple[str, int]
+"""One pass of a trace's all-gathers: its phase and its number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,11 @@ def leading(gathers: Iterable[tuple[int, Pass, str | None]]) -> set[int]:
     gathers: (index, pass, unit) of each, in the order of issue.
     """
     found, begun = set[int](), set[Pass]()
-    for index, number, unit in gathers:
+    for index, its_pass, unit in gathers:
         if unit == ROOT:
             found.add(index)
-        elif number not in begun:
-            begun.add(number)
+        elif its_pass not in begun:
+            begun.add(its_pass)
             found.add(index)
     return found
 

@@ -110,10 +110,8 @@ def _queue_ns(trace: Trace, rows: I64) -> I64:
     activities = trace.activities
     order = np.lexsort((activities.start_ns, activities.stream))
     before = np.full(len(activities), NO_TIME)
-    stream = activities.stream[order]
-    for place in np.flatnonzero(np.concatenate(([True], stream[1:] != stream[:-1]))) if len(order) else []:
-        until = place + int(np.searchsorted(stream[place:], stream[place], side="right"))
-        mine = order[place:until]
+    _, begins = np.unique(activities.stream[order], return_index=True)
+    for mine in np.split(order, begins[1:]):
         before[mine[1:]] = np.maximum.accumulate(activities.end_ns[mine])[:-1]
     launch = activities.launch_ns[rows]
     waited = activities.start_ns[rows] - np.maximum(launch, before[rows])

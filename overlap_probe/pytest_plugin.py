@@ -64,8 +64,8 @@ def overlap_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     """Run under the profiler: overlap_run(target, nproc=2, **options).check('overlaps >= auto', ...).
 
     The target is a function at the top of a module, or 'module:function'; every rank calls it. Options are those of
-    `overlap_probe run`: warmup, steps, timeout, script, schedule, window, ...; with neither a target nor a script the
-    built-in workload runs.
+    `overlap_probe run`: warmup, steps, timeout, retries, script, schedule, window, ...; with neither a target nor a
+    script the built-in workload runs.
     """
     folders = _Folders(request, tmp_path_factory)
 
@@ -74,7 +74,7 @@ def overlap_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
         from overlap_probe import LaunchError
         from overlap_probe import launch as launcher
         from overlap_probe.checked import CheckedRun
-        from overlap_probe.runs import Recorder
+        from overlap_probe.runs import Attempts
         from overlap_probe.worker import target_name
 
         if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
@@ -85,9 +85,9 @@ def overlap_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
             reading = _options(**{name: options.pop(name) for name in _READING if name in options})
             name = target_name(target) if callable(target) else target
             asked = launcher.LaunchOptions(nproc=nproc, target=name, out=str(folders.next()), **options)
-            recorder = Recorder(asked, reading, print, partial(_alone, tmp_path_factory))
-            recorder.record()
-        return CheckedRun(recorder.run, recorder.folder, folders.kept, recorder)
+            attempts = Attempts(asked, reading, print, partial(_alone, tmp_path_factory))
+            attempts.record()
+        return CheckedRun(attempts.run, attempts.folder, folders.kept, attempts)
 
     return launch
 

@@ -39,18 +39,18 @@ def make_run(
 ) -> Run | None:
     """Launch and judge; None where another process of the run (its rank 0) does the judging.
 
-    Raises as `Recorder` does.
+    Raises as `Attempts` does.
     """
-    recorder = Recorder(launch_options, options, on_progress)
-    if not recorder.record():
+    attempts = Attempts(launch_options, options, on_progress)
+    if not attempts.record():
         return None
-    verdict = recorder.judge(checks, at_least)
+    verdict = attempts.judge(checks, at_least)
     for name, form in REPORTS.items():
-        write_text(recorder.folder / name, render(recorder.run, verdict, form))
-    return Run(recorder.run, verdict, recorder.folder)
+        write_text(attempts.folder / name, render(attempts.run, verdict, form))
+    return Run(attempts.run, verdict, attempts.folder)
 
 
-class Recorder:
+class Attempts:
     """Launches and analyses a run, and does it again while a busy machine keeps the run from a verdict.
 
     Raises, whenever it records:
@@ -75,7 +75,7 @@ class Recorder:
         self._options = options
         self._on_progress = on_progress
         self._around = around
-        self._again = 0
+        self._retried = 0
 
     def record(self) -> bool:
         """Launch and analyse; False where another process of the run has rank 0, and judges."""
@@ -92,31 +92,37 @@ class Recorder:
         except KeyboardInterrupt as interrupt:
             safe = f"the traces in {record.folder} are complete; try overlap_probe analyze {record.folder}"
             raise launch.LaunchInterrupted(signal.SIGINT, f"interrupted while analysing: {safe}") from interrupt
-        if self._again:
-            note = f"recorded again, the machine was too busy to judge: {self._again} x"
+        if self._retried:
+            note = f"recorded again, the machine was too busy to judge: {self._retried} x"
             record = replace(record, notes=[*record.notes, note])
-        self.run = replace(run, ranks=tuple(_by_name(rank) for rank in run.ranks), record=record.to_dict())
+        self.run = replace(run, ranks=tuple(_relative(rank) for rank in run.ranks), record=record.to_dict())
         return True
 
     def judge(self, checks: Sequence[Check | str], at_least: AtLeast | str | None = None) -> Verdict:
         """The verdict on what was recorded; if only the want of a core kept it from one, on a new recording.
 
-        That is made in the same folder, ``LaunchOptions.retries`` times at most in all, and not where others start
-        ranks of the run, too. What failed is never tried again.
+        That is made in the same folder, at most ``LaunchOptions.retries`` times over all calls, and never where others
+        start ranks of the run, too. What failed is never tried again.
         """
-        from overlap_probe.launch import starts_all_ranks
+        from overlap_probe import launch
 
+        retries = self._launch_options.retries if launch.starts_all_ranks(self._launch_options) else 0
         while True:
             verdict = evaluate(self.run, checks, at_least=at_least)
-            most = self._launch_options.retries if starts_all_ranks(self._launch_options) else 0
-            if verdict.status != "inconclusive" or self._again == most:
+            if verdict.status != "inconclusive" or self._retried == retries:
                 return verdict
             if evaluate(_without_excuses(self.run), checks, at_least=at_least).status == "inconclusive":
                 return verdict
-            self._again += 1
-            self._on_progress(f"this machine was too busy to judge: recording again ({self._again} of {most})")
+            self._retried += 1
+            self._on_progress(f"this machine was too busy to judge: recording again ({self._retried} of {retries})")
             self._launch_options = replace(self._launch_options, out=str(self.folder))
-            self.record()
+            try:
+                self.record()
+            except launch.LaunchInterrupted:
+                raise
+            except launch.LaunchError as error:
+                why = "the machine was too busy to judge the recording before this one; --retries 0 makes only one"
+                raise launch.LaunchError(f"{error} ({why})") from error
 
 
 def _without_excuses(run: RunAnalysis) -> RunAnalysis:
@@ -129,6 +135,6 @@ def _without_excuses(run: RunAnalysis) -> RunAnalysis:
     return replace(run, ranks=tuple(ranks))
 
 
-def _by_name(rank: Analysis) -> Analysis:
-    """A rank whose path holds where its trace lies from the run's folder: a result is read on other machines, too."""
+def _relative(rank: Analysis) -> Analysis:
+    """The rank with the path of its trace from the run's folder on: a result is read on other machines, too."""
     return replace(rank, path=Path(rank.path).name)

@@ -29,10 +29,11 @@ of the 27 of dim 768 (known to be too short), and for 26 of 108 of a serial sche
 def find_starved(
     trace: Trace, first: I64, gemm: Intervals, compute: Intervals, collectives: Sequence[Collective], leads: set[int]
 ) -> list[Collective]:
-    """The same collectives, with ``starved_ns`` where that is why they overlap no GEMM; their cause is not the code.
+    """The same collectives, with ``starved_ns`` on those that overlap no GEMM because a thread had no core.
 
-    ``first`` is the row of each collective's first activity; ``gemm`` and ``compute`` are when those ran; ``leads``
-    are gathers that the first compute of their pass waits for: nobody expects them to overlap, nor any of the root.
+    A cause of theirs other than `first` becomes `unknown`: the machine made them late, not the code. ``first`` is the
+    row of each collective's first activity; ``gemm`` and ``compute`` are when those ran; ``leads`` are gathers
+    that the first compute of their pass waits for: nobody expects them to overlap, nor any of the root.
     """
     if not len(trace.waits):
         return [*collectives]

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import click
 import pytest
@@ -119,6 +120,7 @@ MISTAKES = {
     "run --nnodes 2 --node-rank 0": "--nnodes",
     "run --rdzv-endpoint nonsense --rdzv-id x -o OUT/run": "--rdzv-endpoint",
     "run --target nonsense": "--target",
+    "run --gather nonsense": "--gather",
     "run --check 'hidden > 1' --timeout 9": "hidden is a time",
     "run -- nowhere.py": "nowhere.py",
     "scrub nowhere.json -o OUT/x.json": "nowhere.json",
@@ -274,6 +276,15 @@ def test_a_crash_is_neither_a_verdict_nor_silent(
     )
 
 
+def test_a_mistake_is_one_line_with_a_click_before_8_2_too() -> None:
+    code = (
+        "import click\nif hasattr(click.exceptions, 'NoArgsIsHelpError'): del click.exceptions.NoArgsIsHelpError\n"
+        "from overlap_probe.cli import main\nmain(['assert', 'nowhere'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+
+
 @pytest.mark.slow
 @needs_torch
 def test_a_small_run_with_every_option_fails_its_check(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -306,6 +317,18 @@ def test_every_command_and_option_says_what_it_is_for() -> None:
         for parameter in command.params:
             if isinstance(parameter, click.Option):
                 assert parameter.help, f"{name} {parameter.opts}"
+
+
+@needs_torch
+def test_run_offers_the_schedules_and_gathers_of_the_runtime() -> None:
+    from fsdp_runtime.gather import GatherName
+    from fsdp_runtime.schedule import ScheduleName
+
+    offered = {parameter.name: parameter.type for parameter in main.commands["run"].params}
+    for name, names in (("schedule", ScheduleName), ("gather", GatherName)):
+        choice = offered[name]
+        assert isinstance(choice, click.Choice)
+        assert set(choice.choices) == set(get_args(names))
 
 
 def test_help_works_everywhere(capsys: pytest.CaptureFixture[str]) -> None:

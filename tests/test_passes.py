@@ -34,9 +34,9 @@ def test_a_call_of_an_unknown_unit_ends_no_pass():
 
 
 def test_the_root_and_the_first_child_lead_each_pass():
-    first, second, elsewhere = ("forward", 0, 0), ("forward", 1, 0), ("forward", 0, 1)
-    units = [(first, ROOT), (first, "a"), (first, "b"), (second, None), (second, "b"), (elsewhere, "a")]
-    assert leading((n, number, unit) for n, (number, unit) in enumerate(units)) == {0, 1, 3, 5}
+    first, second, other = ("forward", 0), ("forward", 1), ("backward", 0)
+    units = [(first, ROOT), (first, "a"), (first, "b"), (second, None), (second, "b"), (other, "a")]
+    assert leading((n, its_pass, unit) for n, (its_pass, unit) in enumerate(units)) == {0, 1, 3, 5}
 
 
 @pytest.mark.parametrize(

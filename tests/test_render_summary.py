@@ -147,6 +147,13 @@ def test_causes_are_counted_with_their_longest_case() -> None:
     assert found == [("first", 4, "0", "step0", "layers.0"), ("late_launch", 3, "1", "step1", "layers.2")]
 
 
+def test_a_collective_is_named_with_its_phase_as_far_as_the_trace_says() -> None:
+    entry = summary.causes(runs.run_of_two())[0].longest
+    assert summary.where(entry) == "layers.0, forward, rank 0, step0"
+    unnamed = replace(entry, collective=replace(entry.collective, unit=None, phase="unknown"))
+    assert summary.where(unnamed) == "rank 0, step0"
+
+
 def test_every_cause_of_the_design_has_a_meaning_and_an_advice_on_one_line() -> None:
     causes = [
         "first",

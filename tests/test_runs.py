@@ -105,6 +105,23 @@ def test_a_run_is_recorded_again_only_where_the_machine_was_too_busy_to_judge(
     assert notes == ([f"recorded again, the machine was too busy to judge: {count - 1} x"] if count > 1 else [])
 
 
+def test_a_script_that_cannot_run_twice_is_told_how_to_run_once(
+    launches: Launches, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def only_once(options: LaunchOptions, _: object) -> RunRecord:
+        if launches.count:
+            raise launch.LaunchError("rank 0 died: FileExistsError")
+        return launches.launch(options, _)
+
+    launches.coming = [BUSY]
+    monkeypatch.setattr(launch, "run", only_once)
+    done = call(capsys, "run", "-o", tmp_path / "out")
+    said = done.err.splitlines()[-1]
+    assert done.code == 2
+    assert said.startswith("overlap_probe: rank 0 died: FileExistsError")
+    assert "--retries 0" in said
+
+
 def test_where_others_start_ranks_too_a_run_is_not_recorded_again(
     launches: Launches,
     capsys: pytest.CaptureFixture[str],

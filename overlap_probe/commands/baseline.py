@@ -19,7 +19,7 @@ from overlap_probe.fail_on import DEFAULT_FAIL_ON, judge, parse_change
 
 @click.group()
 def baseline() -> None:
-    """Keep the numbers of a good run in a small file, and hold later runs against them."""
+    """Save numbers of a good run, and hold later runs against them."""
 
 
 @baseline.command(cls=FilesCommand)

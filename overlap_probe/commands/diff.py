@@ -21,10 +21,11 @@ from overlap_probe.fail_on import parse_change
 @meaning_options
 @comparison_options
 def diff(base: Path, new: Path, fail_on: tuple[str, ...], **options: Any) -> int:
-    """What changed from BASE to NEW: medians over windows, with their noise.
+    """What changed from BASE to NEW, beside the noise.
 
-    BASE and NEW are run folders, results, traces, or baselines. With --fail-on the exit code is the verdict of the
-    worst rank: 1 if a change is one to fail on, 3 if that cannot be told.
+    For each metric the median over windows, and their range. BASE and NEW are run folders, results, traces, or
+    baselines. With --fail-on the exit code is the verdict of the worst rank: 1 if a change is one to fail on, 3
+    if that cannot be told.
     """
     asked = [parse_change(text) for text in fail_on]
     reading = take_reading(options)

@@ -20,7 +20,7 @@ _COLOURS = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "red"}
 @click.command()
 @click.option("--json", "json_file", type=OUTPUT, metavar="FILE", help="Write the diagnoses as JSON.")
 def doctor(json_file: Path | None) -> int:
-    """What this machine can do for overlaps, and what to do about what it cannot.
+    """What this machine can measure, and how to mend what it cannot.
 
     The exit code is that of the worst line: 0 for ok and note, 3 for a warning (something cannot be measured, or would
     not be what it seems), 1 for an error (run and capture cannot work).

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from overlap_probe.commands.common import EXIT_CODES, Checks, check_options, reading_options, show, take_reading
-from overlap_probe.job import DEVICES, PROFILERS, LaunchOptions
+from overlap_probe.job import DEVICES, PROFILER_NAMES, LaunchOptions
 from overlap_probe.runs import make_run
 
 DEFAULT_CHECKS = ("overlaps >= auto",)
@@ -18,7 +18,13 @@ DEFAULT_CHECKS = ("overlaps >= auto",)
 @click.command(context_settings={"ignore_unknown_options": False})
 @click.argument("script", nargs=-1, type=click.UNPROCESSED)
 @click.option("--nproc", type=int, default=2, show_default=True, help="Ranks on this host.")
-@click.option("-o", "--output", "out", metavar="FOLDER", help="The run's folder. [default: overlap_probe_runs/TIME]")
+@click.option(
+    "-o",
+    "--output",
+    "out",
+    metavar="FOLDER",
+    help="Where traces, logs, result.json, report.html and junit.xml go. [default: overlap_probe_runs/TIME]",
+)
 @click.option(
     "--device",
     type=click.Choice(DEVICES),
@@ -33,13 +39,21 @@ DEFAULT_CHECKS = ("overlaps >= auto",)
     show_default=True,
     help="When the built-in workload gathers: serial (the negative control), implicit, prefetch. [auto: prefetch]",
 )
-@click.option("--gather", default="auto", show_default=True, help="How the built-in workload moves bytes.")
-@click.option("--children", type=int, default=4, show_default=True, help="Units below the root.")
+@click.option(
+    "--gather",
+    type=click.Choice(["auto", "process_group", "zero_cta", "copy_engine"]),
+    default="auto",
+    show_default=True,
+    help="How the built-in workload moves bytes; zero_cta and copy_engine need GPUs. [auto: the best that works]",
+)
+@click.option(
+    "--children", type=int, default=4, show_default=True, help="The built-in workload's units below the root."
+)
 @click.option("--dim", type=int, help="Rows and columns of each weight. [default: 2048 on a CPU, 4096 on a GPU]")
 @click.option("--batch", type=int, help="Rows of the input. [default: 256 on a CPU, 32768 on a GPU]")
 @click.option(
     "--profiler",
-    type=click.Choice(PROFILERS),
+    type=click.Choice(PROFILER_NAMES),
     default="torch",
     show_default=True,
     help="Who records: torch.profiler in each rank, or Nsight Systems around each (needs nsys on the PATH).",
@@ -58,9 +72,13 @@ DEFAULT_CHECKS = ("overlaps >= auto",)
     type=int,
     default=2,
     show_default=True,
-    help="Times to record it again, at most, if a busy CPU kept it from a verdict. What failed is never tried again.",
+    help="Times to record the run again, at most, if a busy CPU left no verdict. What failed is never tried again.",
 )
-@click.option("--target", metavar="MODULE:FUNCTION", help="Call this function on every rank instead of a script.")
+@click.option(
+    "--target",
+    metavar="MODULE:FUNCTION",
+    help="Call this function on every rank instead of a script; or FILE.py:FUNCTION.",
+)
 @click.option("--nnodes", type=int, default=1, show_default=True, help="Hosts, as in torchrun.")
 @click.option("--node-rank", type=int, help="This host's number, as in torchrun.")
 @click.option("--rdzv-endpoint", metavar="HOST:PORT", help="Where hosts meet, as in torchrun.")
@@ -71,7 +89,7 @@ def run(**options: Any) -> int:
     """Launch, profile, analyse, report, assert: the main job.
 
     Without SCRIPT it runs the built-in workload; with `run -- SCRIPT ARGS` your own, on every rank. Checks
-    `overlaps >= auto` unless told otherwise; the exit code is the verdict.
+    `overlaps >= auto` unless told otherwise; the exit code is the verdict, as that of `assert`.
     """
     asked = Checks.take(options, DEFAULT_CHECKS)
     reading = take_reading(options)

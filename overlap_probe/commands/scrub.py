@@ -14,9 +14,10 @@ from overlap_probe.scrub import scrub as scrub_file
 @click.argument("trace", type=INPUT)
 @click.option("-o", "--output", type=OUTPUT, required=True, metavar="FILE", help="Where the scrubbed trace goes.")
 def scrub(trace: Path, output: Path) -> int:
-    """Copy TRACE without environment, process list, host name and paths, before it is shared.
+    """Copy a trace without what tells of its machine, to share it.
 
-    What the analysis reads is kept, so its numbers stay the same. Labels of your own are kept as they are.
+    Environment, process list, host name and paths are left out. What the analysis reads is kept, so its numbers stay
+    the same. Labels of your own are kept as they are.
     """
     click.echo(f"wrote {scrub_file(trace, output)}")
     return 0

@@ -174,7 +174,7 @@ def _cause(count: summary.CauseCount) -> dict[str, str]:
         "meaning": advice.CAUSE_MEANING.get(count.cause, ""),
         "advice": advice.CAUSE_ADVICE.get(count.cause, ""),
         "longest": duration(longest.exposed_ns),
-        "where": ", ".join(filter(None, (longest.unit, summary.named(count.longest.rank), count.longest.window))),
+        "where": summary.where(count.longest),
         "evidence": longest.evidence or "",
     }
 

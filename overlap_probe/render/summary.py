@@ -84,6 +84,13 @@ def named(label: str) -> str:
     return f"rank {label}" if label.split()[0].isdigit() else label
 
 
+def where(entry: Entry) -> str:
+    """Which collective an entry is, as far as its trace says: ``layers.3, backward, rank 0, step2``."""
+    c = entry.collective
+    phase = None if c.phase == "unknown" else c.phase
+    return clean(", ".join(filter(None, (c.unit, phase, named(entry.rank), entry.window))))
+
+
 def rows(run: RunAnalysis, verdict: Verdict | None = None, *, whole: bool = False) -> list[Row]:
     """The rows of every rank, in order of rank and time; ``whole`` adds the whole trace where there are steps."""
     made = []

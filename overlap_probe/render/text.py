@@ -116,10 +116,7 @@ def _print_rows(console: Console, rows: list[summary.Row]) -> None:
 def _cause_lines(run: RunAnalysis) -> list[str]:
     lines = []
     for c in summary.causes(run):
-        longest = c.longest.collective
-        unit = f"{clean(longest.unit)}, " if longest.unit else ""
-        where = f"{unit}{summary.named(c.longest.rank)}, {c.longest.window}"
-        case = f"longest {duration(longest.exposed_ns)} exposed ({where})"
+        case = f"longest {duration(c.longest.collective.exposed_ns)} exposed ({summary.where(c.longest)})"
         lines.append(f"{c.count} x {c.cause}, {case}. {CAUSE_ADVICE.get(c.cause, '')}")
     waits = [f"{count} {WAITED_FOR.get(what, what)}" for what, count in summary.waits(run).items()]
     return [*lines, f"Launched early and waited, exposed or not: {', '.join(waits)}."] if waits else lines
