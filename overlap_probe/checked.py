@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from overlap_probe.checks import evaluate
+from overlap_probe.checks import evaluate, parse_check
 from overlap_probe.errors import OverlapProbeError
 from overlap_probe.render import summary, write_report
 from overlap_probe.render.advice import CAUSE_ADVICE
 from overlap_probe.render.words import without_folders
-from overlap_probe.results import RunAnalysis, Verdict
+from overlap_probe.results import SEVERITY, RunAnalysis, Verdict
 
 if TYPE_CHECKING:
     from overlap_probe.runs import Attempts
@@ -75,20 +75,25 @@ class CheckedRun:
 
         Raises:
             ChecksFailed: one does not fail.
-            Inconclusive: the run cannot answer any of them.
+            Inconclusive: of those that do not fail, the run cannot answer any.
             CheckSyntaxError: an expression does not parse.
         """
         __tracebackhide__ = True
-        verdict = self.evaluate(*expressions, at_least=at_least)
-        failed = {finding.check for finding in verdict.findings if finding.status == "fail"}
-        others = [text for text in expressions if text.strip() not in failed]
-        if not others and not self.always_report:
+        parsed = [parse_check(text).text for text in expressions]
+        # Each by itself: that one of them fails says nothing about another that the run cannot answer.
+        verdicts = [self.evaluate(text, at_least=at_least) for text in parsed] or [self.evaluate()]
+        verdict = Verdict(
+            max((v.status for v in verdicts), key=SEVERITY.index), tuple(f for v in verdicts for f in v.findings)
+        )
+        if {v.status for v in verdicts} == {"fail"} and not self.always_report:
             return
         lines = [*describe(self.run, verdict), self._report(verdict)]
-        if verdict.status == "inconclusive":
-            raise Inconclusive("\n".join(lines))
-        if others:
-            raise ChecksFailed("\n".join([f"was to fail here, and does not: {', '.join(others)}", *lines]))
+        hold = [text for text, v in zip(parsed, verdicts, strict=True) if v.status == "pass"]
+        if hold:
+            raise ChecksFailed("\n".join([f"was to fail here, and does not: {', '.join(hold)}", *lines]))
+        unsure = [text for text, v in zip(parsed, verdicts, strict=True) if v.status == "inconclusive"]
+        if unsure:
+            raise Inconclusive("\n".join([f"was to fail here, which cannot be told: {', '.join(unsure)}", *lines]))
 
     def _report(self, verdict: Verdict) -> str:
         """Write the report. Says where it lies, or why there is none: that must not hide the verdict."""

@@ -189,11 +189,13 @@ def test_what_cannot_be_read_or_answered_fails_and_is_never_skipped(pytester: py
             overlap_trace({RING}).check_fails("overlaps >= auto")
         def test_a_check_that_holds_is_no_negative_control(overlap_trace):
             overlap_trace({RING}).check_fails("hidden >= 99%", "overlaps >= 6")
+        def test_another_check_that_fails_answers_for_none(overlap_trace):
+            overlap_trace({RING}).check_fails("hidden >= 99%", "reduce_scatter.hidden >= 0%")
         def test_no_check_is_no_negative_control(overlap_trace):
             overlap_trace({RING}).check_fails()
         """)
     counts, text = outcome(pytester, "--tb=line")
-    assert counts == {"failed": 10}
+    assert counts == {"failed": 11}
     for says in (
         "INCONCLUSIVE: overlaps >= auto: rank 0, step0: no label names a phase and units",
         "INCONCLUSIVE: reduce_scatter.hidden >= 0%: rank 0, step0: no reduce-scatters in this window",
@@ -203,6 +205,7 @@ def test_what_cannot_be_read_or_answered_fails_and_is_never_skipped(pytester: py
         "no check was given",
         "no metric 'overlap'",
         "was to fail here, and does not: overlaps >= 6",
+        "Inconclusive: was to fail here, which cannot be told: reduce_scatter.hidden >= 0%",
     ):
         assert says in text, says
     assert "does not: overlaps >= auto" not in text  # nor does it say that the check holds
