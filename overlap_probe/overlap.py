@@ -1,7 +1,7 @@
-"""Measures one rank: which collectives there are, and how much of them hides behind compute.
+"""Measures one rank: its collectives, and the numbers of every window.
 
-The idea: classify every activity once, turn each class into a set of times, and read every number off by intersecting
-sets; nothing is summed over concurrent collectives. Windows and phases only select which collectives go into a set.
+The idea: activities are classified once and collectives measured once; windows and phases only select which of these
+go into a set, whose numbers are read off by intersecting sets (`timeline`), never by summing over concurrent ones.
 """
 
 from __future__ import annotations
