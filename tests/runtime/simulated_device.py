@@ -16,10 +16,14 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 
+from fsdp_runtime import collectives
 from fsdp_runtime.gather import Gather, Handle
+from fsdp_runtime.layout import Layout
+from fsdp_runtime.reduction import Reduction
 
 
 class Stream:
@@ -168,6 +172,41 @@ class SimulatedGather(Gather):
         stream.enqueue(copy)
         event.record(stream)
         return Handle(event, None)
+
+
+COMPUTE, ALL_GATHER, REDUCE_SCATTER = 0, 1, 2
+"""Places of a context's streams among those of a device: the caller's, then the two that it made."""
+
+
+@contextlib.contextmanager
+def simulated_reduction(device: Device) -> Iterator[None]:
+    """For one rank: packing runs on the caller's stream, the reduce-scatter, a copy, on its own.
+
+    A packed buffer is poisoned on the caller's stream when it is freed, because the next allocation there gets its
+    memory.
+    """
+    pack, wait = Layout.pack, Reduction.wait
+
+    def enqueued_pack(layout: Layout, gradients: Any, dtype: Any, on: Any) -> torch.Tensor:
+        packed = torch.zeros(layout.unsharded_numel)
+        device.current_stream().enqueue(lambda: packed.copy_(pack(layout, gradients, dtype, on)))
+        return packed
+
+    def enqueued_reduce_scatter(output: torch.Tensor, packed: torch.Tensor, operation: Any, group: Any) -> None:
+        assert device.current_stream() is device.streams[REDUCE_SCATTER]
+        device.current_stream().enqueue(lambda: output.copy_(packed))
+
+    def poisoned_wait(reduction: Reduction, stream: Any) -> None:
+        packed = reduction._packed
+        wait(reduction, stream)
+        device.compute.enqueue(lambda: packed.fill_(float("nan")))
+
+    with (
+        mock.patch.object(Layout, "pack", enqueued_pack),
+        mock.patch.object(Reduction, "wait", poisoned_wait),
+        mock.patch.object(collectives, "reduce_scatter", enqueued_reduce_scatter),
+    ):
+        yield
 
 
 class SimulatedLinear(torch.autograd.Function):

@@ -12,13 +12,20 @@ import pytest
 import torch
 from torch import nn
 
-from fsdp_runtime import FsdpError, Implicit, Prefetch, Schedule, Serial, collectives, fully_shard
-from fsdp_runtime.layout import Layout
+from fsdp_runtime import FsdpError, Implicit, Prefetch, Schedule, Serial, fully_shard
 from fsdp_runtime.parameter_group import ParameterGroup
-from fsdp_runtime.reduction import Reduction
 
 from .conftest import OnRanks
-from .simulated_device import CaptureError, Device, Event, SimulatedGather, SimulatedLinear, Stream
+from .simulated_device import (
+    ALL_GATHER,
+    CaptureError,
+    Device,
+    Event,
+    SimulatedGather,
+    SimulatedLinear,
+    Stream,
+    simulated_reduction,
+)
 
 SCHEDULES = [Serial(), Implicit(), Prefetch(1), Prefetch(2)]
 RATE = 0.02
@@ -47,32 +54,16 @@ def _sharded(device: Device, gather: SimulatedGather, **options: Any) -> nn.Sequ
 def _simulated(schedule: Schedule) -> Iterator[Device]:
     """Also: what is freed is overwritten at once, by whoever gets the memory next on the stream that it belongs to."""
     device = Device()
-    pack, wait = Layout.pack, Reduction.wait
 
     def poisoned_free(group: ParameterGroup) -> None:
         if group.parameters and len(device.streams) > 1:
-            stream = device.streams[1] if schedule.concurrent else device.compute
+            stream = device.streams[ALL_GATHER] if schedule.concurrent else device.compute
             stream.enqueue(lambda: group._unsharded.fill_(float("nan")))
-
-    def enqueued_pack(layout: Layout, gradients: Any, dtype: Any, on: Any) -> torch.Tensor:
-        packed = torch.zeros(layout.unsharded_numel)
-        device.current_stream().enqueue(lambda: packed.copy_(pack(layout, gradients, dtype, on)))
-        return packed
-
-    def enqueued_reduce_scatter(output: torch.Tensor, packed: torch.Tensor, operation: Any, group: Any) -> None:
-        device.current_stream().enqueue(lambda: output.copy_(packed))
-
-    def poisoned_wait(reduction: Reduction, stream: Any) -> None:
-        packed = reduction._packed
-        wait(reduction, stream)
-        device.compute.enqueue(lambda: packed.fill_(float("nan")))
 
     with (
         mock.patch("torch.get_device_module", return_value=device),
         mock.patch.object(ParameterGroup, "free", poisoned_free),
-        mock.patch.object(Layout, "pack", enqueued_pack),
-        mock.patch.object(Reduction, "wait", poisoned_wait),
-        mock.patch.object(collectives, "reduce_scatter", enqueued_reduce_scatter),
+        simulated_reduction(device),
     ):
         yield device
 

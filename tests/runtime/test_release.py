@@ -10,15 +10,19 @@ import pytest
 import torch
 from torch import nn
 
-from fsdp_runtime import Implicit, Prefetch, Schedule, Serial, collectives, context_of, fully_shard
-from fsdp_runtime.layout import Layout
+from fsdp_runtime import Implicit, Prefetch, Schedule, Serial, context_of, fully_shard
 from fsdp_runtime.parameter_group import ParameterGroup
-from fsdp_runtime.reduction import Reduction
 
 from .conftest import OnRanks
-from .simulated_device import Device, SimulatedGather, SimulatedLinear
-
-COMPUTE, ALL_GATHER, REDUCE_SCATTER = 0, 1, 2
+from .simulated_device import (
+    ALL_GATHER,
+    COMPUTE,
+    REDUCE_SCATTER,
+    Device,
+    SimulatedGather,
+    SimulatedLinear,
+    simulated_reduction,
+)
 
 
 class Layer(nn.Module):
@@ -99,34 +103,13 @@ def test_without_the_events_the_bits_would_differ(on_ranks: OnRanks, schedule: S
 
 
 def _gradients(rank: int, world: int, schedule: Schedule, first: int, careless: tuple[int, ...]) -> bool:
-    """A step on the simulated device; whether an optimizer on the caller's stream reads the exact gradients.
-
-    Packing runs on the caller's stream, the reduce-scatter (of one rank: a copy) on its own, and a packed buffer is
-    poisoned on the caller's stream when it is freed, because the next allocation there gets its memory.
-    """
+    """A step on the simulated device; whether an optimizer on the caller's stream reads the exact gradients."""
     device = Device()
-    pack, wait = Layout.pack, Reduction.wait
-
-    def enqueued_pack(layout: Layout, gradients: Any, dtype: Any, on: Any) -> torch.Tensor:
-        packed = torch.zeros(layout.unsharded_numel)
-        device.current_stream().enqueue(lambda: packed.copy_(pack(layout, gradients, dtype, on)))
-        return packed
-
-    def enqueued_reduce_scatter(output: torch.Tensor, packed: torch.Tensor, operation: Any, group: Any) -> None:
-        assert device.current_stream() is device.streams[REDUCE_SCATTER]
-        device.current_stream().enqueue(lambda: output.copy_(packed))
-
-    def poisoned_wait(reduction: Reduction, stream: Any) -> None:
-        packed = reduction._packed
-        wait(reduction, stream)
-        device.compute.enqueue(lambda: packed.fill_(float("nan")))
 
     with (
         mock.patch("torch.get_device_module", return_value=device),
         mock.patch.object(ParameterGroup, "free"),
-        mock.patch.object(Layout, "pack", enqueued_pack),
-        mock.patch.object(Reduction, "wait", poisoned_wait),
-        mock.patch.object(collectives, "reduce_scatter", enqueued_reduce_scatter),
+        simulated_reduction(device),
     ):
         torch.manual_seed(1)
         model = nn.Sequential(*[Layer(device, frozen=False) for _ in range(5)])
