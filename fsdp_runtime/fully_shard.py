@@ -19,13 +19,13 @@ from torch import nn
 from torch._dynamo import trace_rules
 from torch.distributed.device_mesh import DeviceMesh
 
-from .autograd_hooks import call_after_backward, in_backward
+from .autograd_hooks import call_after_backward
 from .context import FsdpContext
 from .errors import FsdpError
 from .gather import Gather, GatherName
 from .labels import ROOT
 from .mesh import ShardMesh
-from .parameter_group import ParameterGroup
+from .parameter_group import ParameterGroup, State
 from .precision import MixedPrecision
 from .schedule import Schedule, ScheduleName, resolve_schedule
 from .selection import resolve_gather
@@ -157,6 +157,7 @@ class _Unit:
         # always_call: a forward that raises (the early stop of activation checkpointing does) has ended, too.
         module.register_forward_hook(self.post_forward, always_call=True)
         module.register_state_dict_pre_hook(self.pre_state_dict)  # type: ignore[no-untyped-call]
+        module.register_state_dict_post_hook(partial(self.post_state_dict))  # type: ignore[no-untyped-call]
         module.register_load_state_dict_pre_hook(self.pre_state_dict)  # type: ignore[no-untyped-call]
 
     def pre_forward(
@@ -177,9 +178,12 @@ class _Unit:
             context.post_forward(self.group, watched)
 
     def pre_state_dict(self, *_: Any) -> None:
-        """Outside a pass nobody may see an unsharded parameter. What was interrupted has left some."""
-        if not in_backward():
-            self.group.conceal()
+        """A state dict has shards, also where the unit runs; what was interrupted seems to."""
+        self.group.conceal()
+
+    def post_state_dict(self, *_: Any) -> None:
+        if self.group.state is State.IN_USE:
+            self.group.expose()
 
     def _watch_end_of_backward(
         self, context: FsdpContext, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -15,7 +15,7 @@ from overlap_probe.errors import OverlapProbeError
 from overlap_probe.render import summary, write_report
 from overlap_probe.render.advice import CAUSE_ADVICE
 from overlap_probe.render.words import without_folders
-from overlap_probe.results import SEVERITY, RunAnalysis, Verdict
+from overlap_probe.results import RunAnalysis, Verdict
 
 if TYPE_CHECKING:
     from overlap_probe.runs import Attempts
@@ -82,11 +82,9 @@ class CheckedRun:
         parsed = [parse_check(text).text for text in expressions]
         # Each by itself: that one of them fails says nothing about another that the run cannot answer.
         verdicts = [self.evaluate(text, at_least=at_least) for text in parsed] or [self.evaluate()]
-        verdict = Verdict(
-            max((v.status for v in verdicts), key=SEVERITY.index), tuple(f for v in verdicts for f in v.findings)
-        )
         if {v.status for v in verdicts} == {"fail"} and not self.always_report:
             return
+        verdict = evaluate(self.run, parsed, at_least=at_least)  # what is shown is of one recording
         lines = [*describe(self.run, verdict), self._report(verdict)]
         hold = [text for text, v in zip(parsed, verdicts, strict=True) if v.status == "pass"]
         if hold:

@@ -11,11 +11,16 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations
+from typing import TypeAlias
 
 import numpy as np
 
 from overlap_probe.overlap import Measured
 from overlap_probe.results import Collective
+
+_Key: TypeAlias = tuple[object, ...]
+_Label: TypeAlias = tuple[str, str | None]
+"""Phase and unit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,23 +43,37 @@ def same_calls(measured: Sequence[Measured]) -> Iterator[list[Member]]:
     """
     if len({m.identity for m in measured} - {None}) < len(measured):
         return
-    by_key: dict[tuple[object, ...], list[Member]] = defaultdict(list)
+    labels: dict[_Key, list[set[_Label]]] = defaultdict(list)
+    for m in measured:
+        own: dict[_Key, set[_Label]] = defaultdict(set)
+        for c in m.collectives:
+            own[_series(m, c)].add((c.phase, c.unit))
+        for key, some in own.items():
+            labels[key].append(some)
+    by_key: dict[_Key, list[Member]] = defaultdict(list)
     for rank, m in enumerate(measured):
-        place: Counter[tuple[object, ...]] = Counter()
+        place: Counter[_Key] = Counter()
         for c in sorted(m.collectives, key=lambda c: c.issued_ns):
-            ranks = m.trace.groups.get(c.group or "")  # two groups of other ranks may have one name
-            window = m.windows.names[m.window_of(c)] if m.window_of(c) >= 0 else None
-            numbered = c.sequence is not None
-            key: tuple[object, ...] = (c.group, ranks, c.op)
-            if not numbered:  # a rank may have recorded more calls than another: each counts for its own unit only
-                key = (*key, window, c.phase, c.unit)
-            by_key[(*key, c.sequence if numbered else place[key])].append(_member(rank, m, c))
+            key = _series(m, c)
+            if c.sequence is None:
+                # A rank may have recorded more calls than another: each counts for its own unit only, where ranks
+                # agree on any.
+                key = (*key, c.phase, c.unit) if set.intersection(*labels[key]) else key
+            by_key[(*key, place[key] if c.sequence is None else c.sequence)].append(_member(rank, m, c))
             place[key] += 1
     for key, members in by_key.items():
         groups = [measured[m.rank].trace.groups.get(str(key[0])) for m in members]
         wanted = {len(group) if group else measured[0].trace.world_size or len(measured) for group in groups}
         if len(members) > 1 and wanted == {len(members)} and len({m.rank for m in members}) == len(members):
             yield members
+
+
+def _series(m: Measured, c: Collective) -> _Key:
+    """What a collective is counted among: those of its group and kind, and without a number, of its window."""
+    ranks = m.trace.groups.get(c.group or "")  # two groups of other ranks may have one name
+    if c.sequence is not None:
+        return c.group, ranks, c.op
+    return c.group, ranks, c.op, m.windows.names[m.window_of(c)] if m.window_of(c) >= 0 else None
 
 
 def _member(rank: int, m: Measured, c: Collective) -> Member:

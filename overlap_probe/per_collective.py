@@ -91,15 +91,18 @@ def _passes(ops: Sequence[str], classified: Classified, issued_ns: I64, window_o
 
     Each window begins a pass of its own: what was gathered before it says nothing about what it gathers again.
     """
-    calls: dict[tuple[str, str], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    stretches: dict[tuple[str, str], list[list[int]]] = defaultdict(list)
     for n in np.argsort(issued_ns, kind="stable").tolist():
-        calls[ops[n], classified.phases[n]][int(window_of[n])].append(n)
+        some = stretches[ops[n], classified.phases[n]]
+        if not some or window_of[some[-1][-1]] != window_of[n]:
+            some.append([])
+        some[-1].append(n)
     result = [0] * len(ops)
-    for by_window in calls.values():
+    for some in stretches.values():
         begun = 0
-        for some in by_window.values():
-            numbers = number_passes([Call(classified.units[n], classified.occasions[n]) for n in some])
-            for n, number in zip(some, numbers, strict=True):
+        for stretch in some:
+            numbers = number_passes([Call(classified.units[n], classified.occasions[n]) for n in stretch])
+            for n, number in zip(stretch, numbers, strict=True):
                 result[n] = begun + number
             begun += numbers[-1] + 1
     return result

@@ -75,15 +75,16 @@ class RunQueueSampler:
                     with contextlib.suppress(OSError):  # ended meanwhile, or not counted here
                         self._files[task] = os.open(self._tasks / task / "schedstat", os.O_RDONLY)
         for task, file in list(self._files.items()):
+            looked = time.time_ns()  # this thread may wait for a core, too, between a look and the next line
             try:
                 waited = int(os.pread(file, 100, 0).split()[1])
             except (OSError, ValueError, IndexError):  # the thread has ended
                 os.close(self._files.pop(task))
                 continue
             now = time.time_ns()
-            before, waited_before, counted = self._seen.get(task, (now, waited, 0))
+            before, waited_before, counted = self._seen.get(task, (looked, waited, 0))
             if waited > waited_before:
                 started = max(before - (waited - waited_before), counted)
                 self._waits.setdefault(task, []).append((started, now, waited - waited_before))
                 counted = before
-            self._seen[task] = now, waited, counted
+            self._seen[task] = looked, waited, counted

@@ -7,9 +7,11 @@ verdict (`starvation`) is no evidence of anything, so it is made again; one that
 
 from __future__ import annotations
 
+import os
 import signal
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -70,19 +72,23 @@ class Attempts:
         on_progress: Callable[[str], None] = lambda text: None,
         around: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        """around: entered for as long as ranks run."""
+        """around: entered for each recording and its analysis."""
         self._launch_options = launch_options
         self._options = options
         self._on_progress = on_progress
         self._around = around
         self._retried = 0
+        self._surroundings = Surroundings.now()
 
     def record(self) -> bool:
         """Launch and analyse; False where another process of the run has rank 0, and judges."""
+        with self._around():
+            return self._record()
+
+    def _record(self) -> bool:
         from overlap_probe import launch
 
-        with self._around():
-            record = launch.run(self._launch_options, self._on_progress)
+        record = launch.run(self._launch_options, self._on_progress)
         if not record.leads:
             return False
         self.folder = record.folder
@@ -111,18 +117,49 @@ class Attempts:
             verdict = evaluate(self.run, checks, at_least=at_least)
             if verdict.status != "inconclusive" or self._retried == retries:
                 return verdict
-            if evaluate(_without_excuses(self.run), checks, at_least=at_least).status == "inconclusive":
+            blamed = evaluate(_without_excuses(self.run), checks, at_least=at_least)
+            if any(finding.status == "inconclusive" for finding in blamed.findings):
                 return verdict
             self._retried += 1
             self._on_progress(f"this machine was too busy to judge: recording again ({self._retried} of {retries})")
             self._launch_options = replace(self._launch_options, out=str(self.folder))
             try:
-                self.record()
+                with self._surroundings.restored():
+                    self.record()
             except launch.LaunchInterrupted:
                 raise
             except launch.LaunchError as error:
                 why = "the machine was too busy to judge the recording before this one; --retries 0 makes only one"
                 raise launch.LaunchError(f"{error} ({why})") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a run takes from the process that starts it: another recording of the run has to have the same."""
+
+    folder: str
+    environment: dict[str, str]
+    search_path: tuple[str, ...]
+
+    @classmethod
+    def now(cls) -> Surroundings:
+        return cls(os.getcwd(), dict(os.environ), tuple(sys.path))
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """A context in which they are as they were, and then as now again."""
+        here = Surroundings.now()
+        self._restore()
+        try:
+            yield
+        finally:
+            here._restore()
+
+    def _restore(self) -> None:
+        os.chdir(self.folder)
+        os.environ.clear()
+        os.environ.update(self.environment)
+        sys.path[:] = self.search_path
 
 
 def _without_excuses(run: RunAnalysis) -> RunAnalysis:

@@ -75,7 +75,7 @@ class TorchRecording:
         try:
             self._profile.stop()
         except RuntimeError as error:
-            raise CaptureError(NOT_ALONE) from error
+            raise CaptureError(f"{NOT_ALONE} ({error})") from error
 
     def _sample_if_recorded(self) -> None:
         """From the first step that is recorded on, record who waits for a core, unless a GPU computes.

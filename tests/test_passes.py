@@ -115,6 +115,14 @@ def test_a_unit_that_only_some_steps_use_does_not_split_their_passes():
     assert expected == {"whole": 3, "ProfilerStep#0": 1, "ProfilerStep#1": 2}
 
 
+def test_what_comes_before_a_step_and_what_comes_after_it_are_no_pass_together():
+    t = Timeline()
+    for unit, launch in [("a", 10), ("b", 20), ("a", 110), ("b", 120), ("c", 210)]:
+        t.gather(unit, launch, launch + 5, launch=launch)
+    t.label("ProfilerStep#0", 100, 200)
+    assert [c.pass_index for c in analyze(t.trace()).whole.collectives] == [0, 0, 1, 1, 2]
+
+
 def test_the_backward_is_counted_apart_from_the_forward():
     # Forward: b is exposed, 1 of 2. The backward's overlaps must not make up for it.
     t = Timeline()

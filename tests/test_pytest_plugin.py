@@ -307,6 +307,22 @@ def test_ctrl_c_during_a_launch_stops_pytest(pytester: pytest.Pytester) -> None:
     assert "it goes on" not in done.stdout.str()
 
 
+def test_ctrl_c_during_an_analysis_stops_pytest(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(FAKE_LAUNCH)
+    pytester.makepyfile("""
+        def test_interrupted(overlap_run, monkeypatch):
+            def interrupted(*_):
+                raise KeyboardInterrupt
+            monkeypatch.setattr("overlap_probe.runs.analyze_run", interrupted)
+            overlap_run("mine:train")
+        def test_next():
+            raise AssertionError("it goes on")
+        """)
+    done = pytester.runpytest_subprocess(*LOADED, timeout=60)
+    assert done.ret == pytest.ExitCode.INTERRUPTED
+    assert "it goes on" not in done.stdout.str()
+
+
 def test_mistakes_of_a_launch_fail_before_anything_starts(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:

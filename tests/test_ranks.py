@@ -82,6 +82,17 @@ def test_without_a_place_a_call_of_another_unit_is_not_the_same():
     assert gathers(joined([first, second])[1])["z"].wait_ns is None
 
 
+@pytest.mark.parametrize("units", [("{0}", None), ("rank0.{0}", "rank1.{0}")])
+def test_ranks_that_label_nothing_alike_are_joined_by_order(units: tuple[str, str | None]):
+    traces = world(2)
+    for rank, (t, unit) in enumerate(zip(traces, units, strict=True)):
+        for n, name in enumerate("ab"):
+            start = 100 * n + 20 * rank
+            t.gather(unit and unit.format(name), start, 100 * n + 50, launch=start - 5, phase="forward")
+    found = joined(traces)
+    assert [[c.wait_ns for c in a.whole.collectives] for a in found] == [[20_000] * 2, [0] * 2]
+
+
 def test_the_order_is_counted_anew_in_each_window():
     # The second rank's trace lacks the first step's gather.
     first, second = world(2)

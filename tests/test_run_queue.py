@@ -67,6 +67,32 @@ def test_a_wait_may_have_ended_right_after_the_look_before_and_begun_as_long_bef
     assert start <= looked - 30_000_000
 
 
+def test_a_sampler_that_is_late_between_reading_and_the_clock_dates_no_later_wait_too_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, after_reading = [1_000], [0]
+    read = os.pread
+
+    def pread(*arguments: int) -> bytes:
+        read_now = read(*arguments)
+        clock[0] += after_reading[0]
+        return read_now
+
+    monkeypatch.setattr(run_queue.os, "pread", pread)
+    monkeypatch.setattr(run_queue.time, "time_ns", lambda: clock[0])
+    sampler = RunQueueSampler(tmp_path)
+    count(tmp_path, "7", 0)
+    sampler._look()
+    clock[0], after_reading[0] = 1_005, 25  # nothing counted yet at 1005, and the clock asked at 1030
+    sampler._look()
+    clock[0], after_reading[0] = 1_035, 0
+    count(tmp_path, "7", 20)  # from 1003 to 1023
+    sampler._look()
+    ((start, end, waited),) = sampler._waits["7"]
+    assert waited == 20
+    assert start <= 1_003 < 1_023 <= end
+
+
 def test_a_thread_that_ends_takes_nothing_with_it(tmp_path: Path) -> None:
     count(tmp_path, "7", 1_000)
     sampler = RunQueueSampler(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from command_line import call
 from render_runs import analysis, starved, step
 
 from overlap_probe import launch, runs
+from overlap_probe.checked import CheckedRun, ChecksFailed
 from overlap_probe.job import LaunchOptions
 from overlap_probe.record import RunRecord
 from overlap_probe.results import RunAnalysis
@@ -120,6 +122,49 @@ def test_a_script_that_cannot_run_twice_is_told_how_to_run_once(
     assert done.code == 2
     assert said.startswith("overlap_probe: rank 0 died: FileExistsError")
     assert "--retries 0" in said
+
+
+def test_a_check_that_can_never_be_answered_is_no_reason_to_record_again(
+    launches: Launches, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    launches.coming = [BUSY, GOOD]
+    monkeypatch.chdir(tmp_path)
+    done = call(capsys, "run", "--check", "overlaps >= auto", "--check", "all_reduce.hidden >= 1%")
+    assert (done.code, launches.count) == (3, 1)
+
+
+def test_another_recording_has_the_surroundings_of_the_first(
+    launches: Launches, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    launches.coming = [BUSY, GOOD]
+    seen = []
+
+    def look(options: LaunchOptions, on_progress: object) -> RunRecord:
+        seen.append((os.environ.get("SCHEDULE"), os.getcwd(), "modules" in sys.path))
+        return launches.launch(options, on_progress)
+
+    monkeypatch.setattr(launch, "run", look)
+    with monkeypatch.context() as changed:
+        changed.setenv("SCHEDULE", "serial")
+        changed.chdir(tmp_path)
+        changed.syspath_prepend("modules")
+        attempts = runs.Attempts(LaunchOptions(out="out"))
+        attempts.record()
+    here = os.getcwd()
+    assert attempts.judge(["overlaps >= auto"]).status == "pass"
+    assert seen == [("serial", str(tmp_path), True)] * 2
+    assert (os.environ.get("SCHEDULE"), os.getcwd(), "modules" in sys.path) == (None, here, False)
+
+
+def test_a_negative_control_reports_one_recording_only(launches: Launches, tmp_path: Path) -> None:
+    launches.coming = [BUSY, GOOD]  # of two steps, and of one
+    attempts = runs.Attempts(LaunchOptions(out=str(tmp_path)))
+    attempts.record()
+    checked = CheckedRun(attempts.run, attempts.folder, attempts=attempts)
+    with pytest.raises(ChecksFailed, match=r"does not: overlaps >= auto"):
+        checked.check_fails("overlaps >= 4", "overlaps >= auto")
+    findings = json.loads((tmp_path / "result.json").read_text())["verdict"]["findings"]
+    assert [f["window"] for f in findings] == ["step0"] * 2
 
 
 def test_where_others_start_ranks_too_a_run_is_not_recorded_again(

@@ -255,6 +255,7 @@ def _interrupted(rank: int, world: int, part: str) -> None:
     if part == "repeated forward":
         model.layers = nn.ModuleList(map(checkpoint_wrapper, layers))
     fully_shard(model)
+    parameters = list(model.parameters())  # as an optimizer has them
     x = torch.randn(2, 16)
     model(x).sum().backward()
     model.zero_grad()
@@ -270,7 +271,7 @@ def _interrupted(rank: int, world: int, part: str) -> None:
     assert all(isinstance(value, DTensor) for value in model.state_dict().values())
     for _ in range(2):
         with torch.no_grad():
-            for parameter in [*reference.parameters(), *model.parameters()]:
+            for parameter in [*reference.parameters(), *parameters]:
                 parameter.mul_(0.5)  # nothing that was gathered before may be used
             torch.testing.assert_close(model(x), reference(x))
     model.zero_grad()
@@ -283,6 +284,23 @@ def _interrupted(rank: int, world: int, part: str) -> None:
 @pytest.mark.parametrize("part", ["forward", "repeated forward"])
 def test_the_next_pass_is_right_after_keyboard_interrupt(on_ranks: OnRanks, part: str) -> None:
     on_ranks(2, _interrupted, part)
+
+
+def _state_inside_a_forward(rank: int, world: int) -> None:
+    model = Root()
+    reference = copy.deepcopy(model)
+    fully_shard(model)  # its layers are its own parameters: they are in use while it runs
+    saved: list[Any] = []
+    model.layers[1].register_forward_pre_hook(lambda module, args: saved.extend(model.state_dict().values()))
+    x = torch.randn(2, 16)
+    torch.testing.assert_close(model(x), reference(x))
+    model(x).sum().backward()
+    assert saved
+    assert all(isinstance(value, DTensor) for value in saved)
+
+
+def test_a_state_dict_inside_a_forward_has_shards_and_leaves_the_forward_alone(on_ranks: OnRanks) -> None:
+    on_ranks(2, _state_inside_a_forward)
 
 
 def _state_outside_passes(rank: int, world: int) -> None:
