@@ -34,10 +34,10 @@ OnProgress = Callable[[str], None]
 
 def starts_all_ranks(options: LaunchOptions) -> bool:
     """Whether `run` starts every rank of the run, and so could do it all again: nobody else has to take part."""
-    return options.nnodes == 1 and not _is_rank()
+    return options.nnodes == 1 and not is_rank()
 
 
-def _is_rank() -> bool:
+def is_rank() -> bool:
     """Whether a launcher such as torchrun prepared this process to be a rank."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
@@ -60,7 +60,7 @@ def run(options: LaunchOptions, on_progress: OnProgress = lambda text: None) -> 
     started, clock = datetime.datetime.now(datetime.timezone.utc), time.monotonic()
     versions = PROFILERS[options.profiler].versions()
     folder = _make_folder(options, started, shared=not starts_all_ranks(options))
-    ranks, notes = _be_a_rank(options, folder, on_progress) if _is_rank() else _launch(options, folder, on_progress)
+    ranks, notes = _be_a_rank(options, folder, on_progress) if is_rank() else _launch(options, folder, on_progress)
     first, arguments = ranks[0].info, _arguments(options)
     return RunRecord(
         started=started.isoformat(timespec="seconds"),
@@ -147,7 +147,7 @@ def _make_folder(options: LaunchOptions, started: datetime.datetime, *, shared: 
     folder = Path(options.out or f"overlap_probe_runs/{started:%Y%m%d-%H%M%S}-{os.getpid()}")
     try:
         (folder / "logs").mkdir(parents=True, exist_ok=True)
-        if not _is_rank() or os.environ["RANK"] == "0":
+        if not is_rank() or os.environ["RANK"] == "0":
             for name in REPORTS:
                 (folder / name).unlink(missing_ok=True)
         if not shared:

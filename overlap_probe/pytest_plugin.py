@@ -77,7 +77,7 @@ def overlap_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
         from overlap_probe.runs import Attempts
         from overlap_probe.worker import target_name
 
-        if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        if launcher.is_rank():
             raise LaunchError("overlap_run: starts ranks of its own, but RANK is set; run pytest without a launcher")
         with _OwnErrors():
             known = {field.name for field in fields(launcher.LaunchOptions)} - {"target", "nproc", "out"}

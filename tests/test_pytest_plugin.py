@@ -294,30 +294,27 @@ def test_a_run_on_a_machine_that_was_too_busy_is_recorded_again(pytester: pytest
     assert len((pytester.path / "launches.txt").read_text().splitlines()) == 2
 
 
-def test_ctrl_c_during_a_launch_stops_pytest(pytester: pytest.Pytester) -> None:
-    pytester.makeconftest(FAKE_LAUNCH)
-    pytester.makepyfile("""
+IN_A_LAUNCH = """
         def test_interrupted(overlap_run):
             overlap_run("mine:interrupted")
-        def test_next():
-            raise AssertionError("it goes on")
-        """)
-    done = pytester.runpytest_subprocess(*LOADED, timeout=60)
-    assert done.ret == pytest.ExitCode.INTERRUPTED
-    assert "it goes on" not in done.stdout.str()
-
-
-def test_ctrl_c_during_an_analysis_stops_pytest(pytester: pytest.Pytester) -> None:
-    pytester.makeconftest(FAKE_LAUNCH)
-    pytester.makepyfile("""
+"""
+IN_AN_ANALYSIS = """
         def test_interrupted(overlap_run, monkeypatch):
             def interrupted(*_):
                 raise KeyboardInterrupt
             monkeypatch.setattr("overlap_probe.runs.analyze_run", interrupted)
             overlap_run("mine:train")
+"""
+NEXT = """
         def test_next():
             raise AssertionError("it goes on")
-        """)
+"""
+
+
+@pytest.mark.parametrize("interrupted", [IN_A_LAUNCH, IN_AN_ANALYSIS], ids=["launch", "analysis"])
+def test_ctrl_c_stops_pytest(pytester: pytest.Pytester, interrupted: str) -> None:
+    pytester.makeconftest(FAKE_LAUNCH)
+    pytester.makepyfile(interrupted + NEXT)
     done = pytester.runpytest_subprocess(*LOADED, timeout=60)
     assert done.ret == pytest.ExitCode.INTERRUPTED
     assert "it goes on" not in done.stdout.str()
