@@ -5,7 +5,8 @@ current when it is issued, so it is issued with ``asyncOp`` off and ordered by e
 the backend, so it is issued with ``asyncOp`` on and returns a ``Work`` to wait for.
 
 The process group's own methods are called, not the functions around them, which check what is known here and cost the
-host as much again.
+host as much again. In a group of one rank, as a dimension of a mesh may be, there is nobody to call: on an accelerator
+a copy does it, which is as asynchronous.
 """
 
 from __future__ import annotations
@@ -40,6 +41,10 @@ def all_gather(
     Several pieces become one coalesced call, which NCCL runs as one group launch. An input may be its own place in the
     output (gather in place).
     """
+    if _is_alone(outputs[0], group):
+        for output, own in zip(outputs, inputs, strict=True):
+            _copy(output, own)
+        return None
     options = _gather_options(outputs[0].is_cpu)
     if len(outputs) == 1:
         return _issued(_all_gather_single(group, outputs[0], inputs[0], options), options)
@@ -50,12 +55,17 @@ def reduce_scatter(
     output: torch.Tensor, packed: torch.Tensor, operation: dist.ReduceOp.RedOpType, group: dist.ProcessGroup
 ) -> dist.Work | None:
     """Reduces ``packed``, 1-D of world * n elements and rank-major, into ``output``, 1-D of n."""
+    if _is_alone(output, group):
+        _copy(output, packed)
+        return None
     options = _reduce_options(output.is_cpu, operation)
     return _issued(_reduce_scatter_single(group, output, packed, options), options)
 
 
 def all_reduce(tensor: torch.Tensor, operation: dist.ReduceOp.RedOpType, group: dist.ProcessGroup) -> dist.Work | None:
     """Reduces ``tensor`` in place."""
+    if _is_alone(tensor, group):
+        return None
     work: dist.Work | None = dist.all_reduce(tensor, op=operation, group=group, async_op=tensor.is_cpu)
     return work
 
@@ -64,6 +74,15 @@ def averages(device: torch.device, group: dist.ProcessGroup) -> bool:
     """Whether the backend can average; if not, a sum must be divided."""
     backend: str = dist.get_backend(group)
     return device.type == "cuda" and "nccl" in backend
+
+
+def _is_alone(tensor: torch.Tensor, group: dist.ProcessGroup) -> bool:
+    return not tensor.is_cpu and group.size() == 1
+
+
+def _copy(output: torch.Tensor, own: torch.Tensor) -> None:
+    if output.data_ptr() != own.data_ptr():
+        output.copy_(own)
 
 
 @functools.cache

@@ -97,8 +97,9 @@ class Gather(ABC):
     ) -> Handle:
         """Fills every buffer with the shards of all ranks of ``group``, as one collective.
 
-        buffers: for each parameter ``[world * n]`` of the unsharded buffer, rank 0's place first.
-        shards: for each parameter this rank's ``[n]`` of the staged shard.
+        buffers: for each piece ``[world * n]`` of the unsharded buffer, rank 0's place first. A piece is a parameter;
+            for one rank, all of them.
+        shards: for each piece this rank's ``[n]`` of the staged shard.
         stream: the current stream, which all work must be ordered on; ``event`` is recorded on it at the end.
         """
 

@@ -46,10 +46,6 @@ class Piece:
         start = min(rank * self.rows, self.shape[0])
         return slice(start, min(start + self.rows, self.shape[0]))
 
-    def shard(self, sharded: torch.Tensor) -> torch.Tensor:
-        """``[numel]``: the parameter's shard in a sharded buffer, padding included."""
-        return sharded.narrow(0, self.offset, self.numel)
-
     def local(self, sharded: torch.Tensor, rank: int) -> torch.Tensor:
         """``[own rows, ...]``: what DTensor calls the local tensor. It shares the memory of a sharded buffer.
 
@@ -94,9 +90,20 @@ class Layout:
     def has_no_padding(self) -> bool:
         return sum(piece.shape.numel() for piece in self.pieces) == self.unsharded_numel
 
-    def shards(self, unsharded: torch.Tensor, piece: Piece) -> torch.Tensor:
-        """``[world * numel]``: the adjacent shards of one parameter in an unsharded buffer, rank 0's first."""
-        return unsharded.narrow(0, self.world * piece.offset, self.world * piece.numel)
+    @functools.cached_property
+    def _gathered(self) -> tuple[tuple[int, int], ...]:
+        """Offset and numel, in the sharded buffer, of what is gathered as one piece: a parameter that has elements. For
+        one rank both buffers are the same, so everything is."""
+        pieces = ((0, self.shard_numel),) if self.world == 1 else ((p.offset, p.numel) for p in self.pieces)
+        return tuple((offset, numel) for offset, numel in pieces if numel)
+
+    def shards(self, sharded: torch.Tensor) -> list[torch.Tensor]:
+        """``[n]`` each: the pieces that a gather takes from a sharded buffer."""
+        return [sharded.narrow(0, offset, numel) for offset, numel in self._gathered]
+
+    def places(self, unsharded: torch.Tensor) -> list[torch.Tensor]:
+        """``[world * n]`` each: where a gather puts the shards of these pieces, which are adjacent, rank 0's first."""
+        return [unsharded.narrow(0, self.world * offset, self.world * numel) for offset, numel in self._gathered]
 
     def parameter(self, unsharded: torch.Tensor, piece: Piece) -> torch.Tensor:
         """The whole parameter as a view of an unsharded buffer's storage, with a version counter of its own.

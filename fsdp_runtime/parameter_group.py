@@ -89,9 +89,9 @@ class ParameterGroup:
         self._in_flight: Handle | None = None
         self._exposed = False
         self._buffers: list[torch.Tensor] = []
-        """Of the unsharded buffer the part of each parameter that has elements."""
+        """The pieces of the unsharded buffer that are gathered."""
         self._shards: Sequence[torch.Tensor] = ()
-        """Of the staged shard, if there is one that lasts, the part of each of them."""
+        """The pieces of the staged shard, if there is one that lasts."""
         self._layout = Layout.of((r.parameter.shape for r in registrations), mesh.world)
         self.parameters = [
             FlatParameter(r.name, piece, r.slots, self._shard(r.parameter, piece))
@@ -146,7 +146,7 @@ class ParameterGroup:
             self._unsharded.untyped_storage().resize_(self._unsharded.nbytes)
         shards = self._shards
         if self._staged is None:
-            shards = self._shards_of(self._gather.stage(self._sharded, self._unsharded.dtype))
+            shards = self._layout.shards(self._gather.stage(self._sharded, self._unsharded.dtype))
         shards = self._gather.place(self._buffers, shards, stream, early)
         with annotate("all_gather", phase, self.name):
             self._in_flight = self._gather.gather(self._buffers, shards, self._mesh.shard_group, stream, self._gathered)
@@ -210,9 +210,6 @@ class ParameterGroup:
 
     # Building
 
-    def _shards_of(self, staged: torch.Tensor) -> list[torch.Tensor]:
-        return [p.piece.shard(staged) for p in self.parameters if p.piece.numel]
-
     @torch.no_grad()
     def _shard(self, original: nn.Parameter, piece: Piece) -> nn.Parameter:
         """This rank's rows of an original parameter, as a parameter of their own."""
@@ -258,8 +255,8 @@ class ParameterGroup:
         unsharded_dtype = self._precision.compute_dtype_of(dtype)
         self._staged = self._gather.staging(self._sharded, unsharded_dtype)
         self._unsharded = torch.empty(self._layout.unsharded_numel, dtype=unsharded_dtype, device=device)
-        self._buffers = [self._layout.shards(self._unsharded, p.piece) for p in self.parameters if p.piece.numel]
-        self._shards = () if self._staged is None else self._shards_of(self._staged)
+        self._buffers = self._layout.places(self._unsharded)
+        self._shards = () if self._staged is None else self._layout.shards(self._staged)
         if device.type == "meta":
             return
         for parameter in self.parameters:

@@ -294,9 +294,7 @@ def test_a_rank_that_one_recorder_lacks_is_no_agreement(tmp_path: Path) -> None:
     assert text.endswith("they do not agree")
 
 
-def test_the_recorders_runs_go_on_where_they_stopped_and_one_is_a_default_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_recorders_runs_go_on_where_they_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, tuple[str, ...]]] = []
 
     def run(folder: Path, nproc: int, arguments: tuple[str, ...], seconds: float) -> dict[str, Any]:
@@ -308,25 +306,21 @@ def test_the_recorders_runs_go_on_where_they_stopped_and_one_is_a_default_run(
 
     monkeypatch.setattr(profilers, "why_not", lambda: None)
     monkeypatch.setattr(profilers, "run_once", run)
-    ledger = verdicts.Ledger.of(tmp_path / "verdicts.json")
-    profilers.collect(tmp_path / "profilers", ledger, 2, ("--device", "cpu"), time.monotonic() + 100)
-    assert ledger.runs == [], "a run that was stopped for want of time says nothing"
-    profilers.collect(tmp_path / "profilers", ledger, 2, ("--device", "cpu"), time.monotonic() + 100)
-    assert [name for name, _ in asked] == ["nsys", "torch", "torch", "nsys_small"]
-    assert asked[0][1] == ("--profiler", "nsys", "--device", "cpu")
-    assert asked[2][1] == ("--device", "cpu")
-    assert ledger.count("default") == 1
+    profilers.collect(tmp_path / "profilers", 2, ("--device", "cpu"), time.monotonic() + 100)
+    assert not (tmp_path / "profilers" / "comparison.json").exists(), "a run that was stopped says nothing"
+    profilers.collect(tmp_path / "profilers", 2, ("--device", "cpu"), time.monotonic() + 100)
+    assert [name for name, _ in asked] == ["torch", "nsys", "nsys", "nsys_small"]
+    assert asked[0][1] == ("--profiler", "torch", "--steps", "20", "--device", "cpu")
+    assert asked[2][1] == ("--profiler", "nsys", "--steps", "20", "--device", "cpu")
     assert tables.profilers_section(tmp_path / "profilers")[-1] == "they agree"
 
 
 def test_without_nsys_the_comparison_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     profilers.why_not.cache_clear()
-    ledger = verdicts.Ledger.of(tmp_path / "verdicts.json")
-    profilers.collect(tmp_path / "profilers", ledger, 2, (), time.monotonic() + 1000)
+    profilers.collect(tmp_path / "profilers", 2, (), time.monotonic() + 1000)
     profilers.why_not.cache_clear()
     assert tables.profilers_section(tmp_path / "profilers")[-1] == "nsys is not on the PATH"
-    assert ledger.runs == []
 
 
 # The command

@@ -23,7 +23,16 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fsdp_runtime import FsdpError, MixedPrecision, ProcessGroupGather, copy_engine, fully_shard, selection, zero_cta
+from fsdp_runtime import (
+    FsdpError,
+    MixedPrecision,
+    ProcessGroupGather,
+    collectives,
+    copy_engine,
+    fully_shard,
+    selection,
+    zero_cta,
+)
 from fsdp_runtime.copy_engine import CopyEngineGather, PassSignals
 from fsdp_runtime.gather import Exchange
 from fsdp_runtime.parameter_group import ParameterGroup
@@ -634,3 +643,22 @@ def test_on_a_cpu_auto_is_the_process_group_and_says_nothing(on_ranks: OnRanks) 
     for records, refused in on_ranks(2, _on_cpu):
         assert records == []
         assert refused == "gather='copy_engine': needs GPUs, the mesh is on cpu; use gather='auto'"
+
+
+def test_one_rank_of_an_accelerator_copies_and_calls_nobody() -> None:
+    alone = mock.Mock(spec=["size"])  # anything else that is called of the group is an error
+    alone.size.return_value = 1
+    copied: list[tuple[torch.Tensor, torch.Tensor]] = []
+    pieces = [torch.empty(n, device="meta") for n in (6, 2)]
+    own = [torch.empty(n, device="meta") for n in (6, 2)]
+    with (
+        mock.patch.object(torch.Tensor, "copy_", lambda output, source: copied.append((output, source))),
+        mock.patch.object(torch.Tensor, "data_ptr", lambda tensor: id(tensor)),  # on meta all are 0
+    ):
+        assert collectives.all_gather(pieces, own, alone) is None
+        assert collectives.reduce_scatter(pieces[0], own[0], dist.ReduceOp.SUM, alone) is None
+        assert collectives.all_gather(own, own, alone) is None  # in place
+    assert collectives.all_reduce(own[0], dist.ReduceOp.SUM, alone) is None
+    assert [(id(output), id(source)) for output, source in copied] == [
+        (id(output), id(source)) for output, source in [*zip(pieces, own, strict=True), (pieces[0], own[0])]
+    ]

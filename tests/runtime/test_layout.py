@@ -24,6 +24,16 @@ def test_places_of_an_uneven_and_an_even_parameter() -> None:
     assert weight.own_rows(1) == slice(3, 5)
 
 
+def test_a_parameter_is_gathered_as_one_piece_and_all_of_them_for_one_rank() -> None:
+    shapes = [torch.Size([4, 16]), torch.Size([0, 3]), torch.Size([4])]
+    for world, gathered in ((2, [32, 2]), (1, [128])):
+        layout = Layout.of(shapes, world)
+        assert [shard.numel() for shard in layout.shards(torch.empty(layout.shard_numel))] == gathered
+        places = layout.places(torch.empty(layout.unsharded_numel))
+        assert [place.numel() for place in places] == [world * numel for numel in gathered]
+    assert Layout.of([torch.Size([0, 3])], 1).shards(torch.empty(0)) == []
+
+
 def test_ranks_without_rows_hold_an_empty_shard() -> None:
     (piece,) = Layout.of([torch.Size([4, 3])], world=3).pieces
     assert [piece.own_rows(rank) for rank in range(3)] == [slice(0, 2), slice(2, 4), slice(4, 4)]
@@ -48,8 +58,8 @@ def test_gathered_shards_are_the_parameter_and_packing_undoes_it(shapes: list[to
     for rank in range(world):
         for piece, parameter in zip(layout.pieces, parameters, strict=True):
             piece.local(sharded[rank], rank).copy_(parameter[piece.own_rows(rank)])
-            own = layout.shards(unsharded, piece)[rank * piece.numel : (rank + 1) * piece.numel]
-            own.copy_(piece.shard(sharded[rank]))
+        for place, shard in zip(layout.places(unsharded), layout.shards(sharded[rank]), strict=True):
+            place[rank * shard.numel() : (rank + 1) * shard.numel()] = shard
     for piece, parameter in zip(layout.pieces, parameters, strict=True):
         assert piece.offset % ALIGNMENT == 0
         view = layout.parameter(unsharded, piece)
