@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gzip
 import json
 import subprocess
@@ -271,8 +270,9 @@ def recorded(hidden_us: float, found: int = 3) -> dict[str, Any]:
     gathers = {"count": 5, "hidden_ns": round(hidden_us * 1e3), "exposed_ns": 10_000}
     phase = {"all_gather": gathers, "expected": 3, "found": found}
     window = {"forward": phase, "backward": phase}
-    windows = {"whole": {}, "ProfilerStep#2": window, "ProfilerStep#3": window}
-    return {"traces": [{"rank": rank, "windows": copy.deepcopy(windows)} for rank in (0, 1)]}
+    windows = {"whole": {}, **{f"ProfilerStep#{step}": window for step in (2, 3, 4)}}
+    result = {"traces": [{"rank": rank, "windows": windows} for rank in (0, 1)]}
+    return json.loads(json.dumps(result))  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize(("nsys", "agree"), [(recorded(105), True), (recorded(115), False), (recorded(100, 2), False)])
@@ -281,6 +281,18 @@ def test_recorders_agree_if_counts_are_equal_and_hidden_times_close(nsys: dict[s
     assert compared["agrees"] == agree
     assert len(compared["rows"]) == 4
     assert profilers.compare(nsys, nsys)["agrees"]
+
+
+def test_a_window_in_which_a_recorder_found_fewer_is_said_and_does_not_decide(tmp_path: Path) -> None:
+    nsys, torch = recorded(100), recorded(100)
+    torch["traces"][0]["windows"]["ProfilerStep#3"]["backward"]["found"] = 1
+    compared = profilers.compare(torch, nsys)
+    assert compared["agrees"]
+    assert [row["others"] for row in compared["rows"]] == [0, 1, 0, 0]
+    results.write_json(tmp_path / "comparison.json", compared)
+    assert "     1 of the windows found other than the median" in tables.profilers_section(tmp_path)
+    torch["traces"][0]["windows"]["ProfilerStep#3"]["backward"]["all_gather"]["count"] = 4
+    assert not profilers.compare(torch, nsys)["agrees"]
 
 
 def test_a_rank_that_one_recorder_lacks_is_no_agreement(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 The idea: both recorders watch the same GPU, so what is counted must be equal, and what is timed nearly: each is another
 run of the same work, and each recorder slows the host in its own way. Steps of one recording differ by a third in what
-they hide, so it takes many of them until medians can be compared.
+they hide, and now and then in how many overlaps they have, so it takes many of them until medians can be compared.
 """
 
 from __future__ import annotations
@@ -72,14 +72,15 @@ def why_not() -> str | None:
 def compare(torch: dict[str, Any], nsys: dict[str, Any]) -> dict[str, Any]:
     """Each rank and phase by both: gathers, expected and found of each window in order, median times of the windows.
 
-    Takes two results as JSON. ``agrees``: every count is equal, and hidden time is within ``CLOSE``.
+    Takes two results as JSON. ``agrees``: the windows have equal gathers and expected overlaps, in the median equally
+    many that were found, and hidden time within ``CLOSE``. ``others``: windows whose found overlaps are not the median.
     """
     rows = []
     by_rank = [{trace["rank"]: trace for trace in result["traces"]} for result in (torch, nsys)]
     for rank in sorted(by_rank[0].keys() | by_rank[1].keys(), key=str):
         for phase in ("forward", "backward"):
             both = [_phase(ranks.get(rank), phase) for ranks in by_rank]
-            counts_equal = both[0]["counts"] == both[1]["counts"]
+            counts_equal = _comparable(both[0]["counts"]) == _comparable(both[1]["counts"])
             ratio = _ratio(both[1]["hidden_us"], both[0]["hidden_us"])
             agrees = counts_equal and ratio is not None and abs(ratio - 1) <= CLOSE
             rows.append(
@@ -88,11 +89,21 @@ def compare(torch: dict[str, Any], nsys: dict[str, Any]) -> dict[str, Any]:
                     "phase": phase,
                     **dict(zip(RECORDERS, both, strict=True)),
                     "counts_equal": counts_equal,
+                    "others": sum(_others(one["counts"]) for one in both),
                     "hidden_ratio": ratio,
                     "agrees": agrees,
                 }
             )
     return {"rows": rows, "agrees": bool(rows) and all(row["agrees"] for row in rows)}
+
+
+def _comparable(counts: list[list[int]]) -> tuple[Any, ...]:
+    return [[gathers, expected] for gathers, expected, _ in counts], _median([found for *_, found in counts])
+
+
+def _others(counts: list[list[int]]) -> int:
+    median = _median([found for *_, found in counts])
+    return sum(found != median for *_, found in counts)
 
 
 def databases(folder: Path) -> dict[str, int]:

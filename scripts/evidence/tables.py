@@ -185,6 +185,8 @@ def profilers_section(folder: Path) -> list[str]:
             f"{r['rank']!s:>4} {r['phase']:9}{counts:>8}{_number(torch['hidden_us']):>15}"
             f"{_number(nsys['hidden_us']):>9}{ratio:>7}{_number(torch['exposed_us']):>16}{_number(nsys['exposed_us']):>9}"
         )
+        if r["others"]:
+            lines.append(f"     {r['others']} of the windows found other than the median")
         if not r["counts_equal"]:
             lines.append(f"     torch {torch['counts']}, nsys {nsys['counts']}")
     lines.append("they agree" if said["agrees"] else "they do not agree")

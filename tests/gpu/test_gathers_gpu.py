@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from fsdp_runtime import CopyEngineGather, MixedPrecision, ZeroCtaGather, context_of, copy_engine
 from fsdp_runtime.selection import resolve_gather
@@ -86,6 +86,28 @@ def test_training_is_that_of_the_unsharded_model(mesh: DeviceMesh, on_all: OnAll
             optimizer.zero_grad()
     for expected, actual in zip(reference.parameters(), whole(list(model.parameters()), on_all), strict=True):
         torch.testing.assert_close(actual, expected.detach(), rtol=0, atol=1e-5 * float(expected.detach().abs().max()))
+
+
+@pytest.mark.parametrize("gather", [] if SHARED else GATHERS)
+@pytest.mark.parametrize("replicas", [n for n in range(1, WORLD + 1) if WORLD % n == 0])
+def test_replicas_train_as_the_unsharded_model(mesh: DeviceMesh, on_all: OnAll, gather: str, replicas: int) -> None:
+    shards = WORLD // replicas
+    torch.manual_seed(0)
+    reference = Stack().to("cuda")
+    model = make(init_device_mesh("cuda", (replicas, shards)), gather=gather)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (reference, model)]
+    for step in range(STEPS):
+        batch = torch.randn(8 * WORLD, 512, device="cuda", generator=torch.Generator("cuda").manual_seed(step))
+        reference(batch).square().mean().backward()
+        model(batch.chunk(WORLD)[mesh.get_local_rank()]).square().mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    of_ranks = on_all([parameter.to_local().detach().cpu() for parameter in model.parameters()])  # type: ignore[attr-defined]
+    for expected, parts in zip(reference.parameters(), zip(*of_ranks, strict=True), strict=True):
+        whole_of_each = torch.stack([torch.cat(parts[i : i + shards]) for i in range(0, WORLD, shards)]).to("cuda")
+        wanted = expected.detach().expand_as(whole_of_each)
+        torch.testing.assert_close(whole_of_each, wanted, rtol=0, atol=1e-5 * float(wanted.abs().max()))
 
 
 @pytest.mark.parametrize("gather", GATHERS)
