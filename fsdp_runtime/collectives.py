@@ -43,7 +43,8 @@ def all_gather(
     """
     if _is_alone(outputs[0], group):
         for output, own in zip(outputs, inputs, strict=True):
-            _copy(output, own)
+            if output.data_ptr() != own.data_ptr():
+                output.copy_(own)
         return None
     options = _gather_options(outputs[0].is_cpu)
     if len(outputs) == 1:
@@ -56,7 +57,7 @@ def reduce_scatter(
 ) -> dist.Work | None:
     """Reduces ``packed``, 1-D of world * n elements and rank-major, into ``output``, 1-D of n."""
     if _is_alone(output, group):
-        _copy(output, packed)
+        output.copy_(packed)
         return None
     options = _reduce_options(output.is_cpu, operation)
     return _issued(_reduce_scatter_single(group, output, packed, options), options)
@@ -78,11 +79,6 @@ def averages(device: torch.device, group: dist.ProcessGroup) -> bool:
 
 def _is_alone(tensor: torch.Tensor, group: dist.ProcessGroup) -> bool:
     return not tensor.is_cpu and group.size() == 1
-
-
-def _copy(output: torch.Tensor, own: torch.Tensor) -> None:
-    if output.data_ptr() != own.data_ptr():
-        output.copy_(own)
 
 
 @functools.cache

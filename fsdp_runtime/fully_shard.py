@@ -157,6 +157,7 @@ class _Unit:
         # always_call: a forward that raises (the early stop of activation checkpointing does) has ended, too.
         module.register_forward_hook(self.post_forward, always_call=True)
         module.register_state_dict_pre_hook(self.pre_state_dict)  # type: ignore[no-untyped-call]
+        # partial: torch sets an attribute on a post hook, which a bound method does not take.
         module.register_state_dict_post_hook(partial(self.post_state_dict))  # type: ignore[no-untyped-call]
         module.register_load_state_dict_pre_hook(self.pre_state_dict)  # type: ignore[no-untyped-call]
 

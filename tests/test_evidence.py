@@ -384,7 +384,7 @@ def test_the_device_sleeps_longer_than_the_slowest_rank_s_host_needs(monkeypatch
         slept.append(sleep_us)
         return 5.0, 900_000.0 if len(slept) == 1 else 20_000.0 + len(slept)  # the first makes communicators
 
-    for name, value in {"TYPE": "cpu", "_once": once, "synchronize": lambda: None}.items():
+    for name, value in {"TYPE": "cpu", "once": once, "synchronize": lambda: None}.items():
         monkeypatch.setattr(device, name, value)
     monkeypatch.setattr(device.dist, "barrier", lambda: None)
     monkeypatch.setattr(device, "largest", lambda value: value)

@@ -94,7 +94,7 @@ def times(work: Callable[[], Any], ahead: bool = True) -> dict[str, Any]:
         if at == WARMUP and TYPE == "cuda":
             torch.cuda.reset_peak_memory_stats()
             resting = torch.cuda.memory_allocated()
-        on_device, on_host = _once(work, slept_us)
+        on_device, on_host = once(work, slept_us)
         device_us.append(on_device)
         host_us.append(on_host)
     measured = {
@@ -110,8 +110,8 @@ def times(work: Callable[[], Any], ahead: bool = True) -> dict[str, Any]:
     return measured
 
 
-def _once(work: Callable[[], Any], sleep_us: float) -> tuple[float, float]:
-    """Microseconds on the device and on the host."""
+def once(work: Callable[[], Any], sleep_us: float) -> tuple[float, float]:
+    """Microseconds on the device, which first sleeps, and on the host."""
     if TYPE != "cuda":
         began = time.perf_counter()
         work()

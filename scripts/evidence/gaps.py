@@ -20,9 +20,11 @@ from torch.nn import functional as F
 from fsdp_runtime import stream_memory
 
 from . import device
+from .cases import UNITS
+from .models import DIM, linear_stack
 
-LAYERS, DIM, BATCH = 8, 4096, 4096
-REPEATS, WARMUP = 20, 2
+BATCH = 4096
+WARMUP = 2
 SLEEP_US = 4000.0
 BYTES = {"host": 2 << 20, "device": 16 << 20}
 """Of one copy: inside the device a rank's shard; from the host less, as that is slower."""
@@ -30,13 +32,13 @@ BYTES = {"host": 2 << 20, "device": 16 << 20}
 
 @dataclass(frozen=True)
 class Forward:
-    """record: something is recorded after each GEMM. wait: each waits for its copy, or if there is none for what is
-    over. gate: each copy waits for the GEMM before the last. by_value: with stream memory operations, not events."""
+    """record: something is recorded after each GEMM; if there are copies, each waits for the GEMM before the last.
+    wait: each GEMM waits for its copy, or if there is none for what is over. by_value: with stream memory operations,
+    not events."""
 
     record: bool = False
     wait: bool = False
     copy: Literal["host", "device"] | None = None
-    gate: bool = False
     by_value: bool = False
 
 
@@ -46,10 +48,10 @@ FORWARDS = {
     "a word written after each": Forward(record=True, by_value=True),
     "a wait before each": Forward(wait=True),
     "copies from the host, waited for": Forward(wait=True, copy="host"),
-    "... that wait, too": Forward(record=True, wait=True, copy="host", gate=True),
-    "... by words": Forward(record=True, wait=True, copy="host", gate=True, by_value=True),
+    "... that wait, too": Forward(record=True, wait=True, copy="host"),
+    "... by words": Forward(record=True, wait=True, copy="host", by_value=True),
     "copies inside the device, waited for": Forward(wait=True, copy="device"),
-    "... which wait, too": Forward(record=True, wait=True, copy="device", gate=True),
+    "... which wait, too": Forward(record=True, wait=True, copy="device"),
 }
 
 
@@ -58,8 +60,8 @@ class Signals:
 
     def __init__(self, by_value: bool) -> None:
         self._by_value = by_value
-        self._events: list[Any] = [torch.cuda.Event() for _ in range(LAYERS)]  # type: ignore[no-untyped-call]
-        self._words = torch.zeros(LAYERS, dtype=torch.int32, device=device.device())
+        self._events: list[Any] = [torch.cuda.Event() for _ in range(UNITS)]  # type: ignore[no-untyped-call]
+        self._words = torch.zeros(UNITS, dtype=torch.int32, device=device.device())
         self.round = 0
 
     def tell(self, index: int, stream: Any) -> None:
@@ -95,8 +97,8 @@ def forward_of(made: Forward, x: torch.Tensor, weights: list[torch.Tensor], comp
         for i, weight in enumerate(weights):
             if made.wait and (made.copy is None or i > 0):
                 copied.wait(i, compute)
-            if made.copy is not None and i + 1 < LAYERS:
-                if made.gate and i > 0:
+            if made.copy is not None and i + 1 < len(weights):
+                if made.record and i > 0:
                     computed.wait(i - 1, copies)
                 with torch.cuda.stream(copies):
                     of_device[i % 2].copy_(source, non_blocking=True)
@@ -110,30 +112,21 @@ def forward_of(made: Forward, x: torch.Tensor, weights: list[torch.Tensor], comp
 
 def main() -> None:
     torch.cuda.set_device(0)
-    generator = torch.Generator(device.device()).manual_seed(0)
-    x, *weights = (
-        torch.randn(rows, DIM, device=device.device(), dtype=device.DTYPE, generator=generator)
-        for rows in (BATCH, *[DIM] * LAYERS)
-    )
+    weights = [layer.weight for layer in linear_stack()]
+    x = torch.randn(BATCH, DIM, device=device.device(), dtype=device.DTYPE)
     compute = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     forwards = {name: forward_of(made, x, weights, compute) for name, made in FORWARDS.items()}
     times: dict[str, list[float]] = {name: [] for name in forwards}
+    torch.cuda.synchronize()
     with torch.no_grad(), torch.cuda.stream(compute):
-        for repeat in range(WARMUP + REPEATS):
+        for _ in range(WARMUP + device.REPEATS):
             for name, run in forwards.items():  # in turns: a GPU's clock depends on what it did before
-                torch.cuda.synchronize()
-                device.sleep(SLEEP_US)
-                start.record()
-                run()
-                end.record()
-                torch.cuda.synchronize()
-                if repeat >= WARMUP:
-                    times[name].append(start.elapsed_time(end) * 1e3)
+                times[name].append(device.once(run, SLEEP_US)[0])
     print(
-        f"{LAYERS} GEMMs of {BATCH} x {DIM} x {DIM} {device.DTYPE}, {torch.cuda.get_device_name()}; us, median (least)"
+        f"{UNITS} GEMMs of {BATCH} x {DIM} x {DIM} {device.DTYPE}, {torch.cuda.get_device_name()}; us, median (least)"
     )
-    for name, measured in times.items():
+    for name, all_times in times.items():
+        measured = all_times[WARMUP:]
         print(f"{name:38} {statistics.median(measured):8.1f} ({min(measured):.1f})")
 
 

@@ -68,22 +68,27 @@ def test_units_compute_with_what_the_optimizer_just_wrote(
             assert torch.equal(layer.seen[step], torch.cat([weight.reshape(-1), bias])), f"step {step}"
 
 
+def _train_alike(reference: Stack, model: Stack, rank: int) -> None:
+    """Steps on the same batches, ``model`` on the rank's part of each; every rank is late once in a while."""
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (reference, model)]
+    for step in range(STEPS):
+        batch = torch.randn(8 * WORLD, 512, device="cuda", generator=torch.Generator("cuda").manual_seed(step))
+        if rank == step % WORLD:
+            torch.cuda._sleep(LATE_CYCLES)
+        reference(batch).square().mean().backward()
+        model(batch.chunk(WORLD)[rank]).square().mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
 @pytest.mark.parametrize("schedule", ["serial", "implicit", "prefetch"])
 @pytest.mark.parametrize("gather", GATHERS)
 def test_training_is_that_of_the_unsharded_model(mesh: DeviceMesh, on_all: OnAll, gather: str, schedule: str) -> None:
     torch.manual_seed(0)
     reference = Stack().to("cuda")
     model = make(mesh, gather=gather, schedule=schedule)
-    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (reference, model)]
-    for step in range(STEPS):
-        batch = torch.randn(8 * WORLD, 512, device="cuda", generator=torch.Generator("cuda").manual_seed(step))
-        if mesh.get_local_rank() == step % WORLD:
-            torch.cuda._sleep(LATE_CYCLES)
-        reference(batch).square().mean().backward()
-        model(batch.chunk(WORLD)[mesh.get_local_rank()]).square().mean().backward()
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
+    _train_alike(reference, model, mesh.get_local_rank())
     for expected, actual in zip(reference.parameters(), whole(list(model.parameters()), on_all), strict=True):
         torch.testing.assert_close(actual, expected.detach(), rtol=0, atol=1e-5 * float(expected.detach().abs().max()))
 
@@ -95,14 +100,7 @@ def test_replicas_train_as_the_unsharded_model(mesh: DeviceMesh, on_all: OnAll, 
     torch.manual_seed(0)
     reference = Stack().to("cuda")
     model = make(init_device_mesh("cuda", (replicas, shards)), gather=gather)
-    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (reference, model)]
-    for step in range(STEPS):
-        batch = torch.randn(8 * WORLD, 512, device="cuda", generator=torch.Generator("cuda").manual_seed(step))
-        reference(batch).square().mean().backward()
-        model(batch.chunk(WORLD)[mesh.get_local_rank()]).square().mean().backward()
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
+    _train_alike(reference, model, mesh.get_local_rank())
     of_ranks = on_all([parameter.to_local().detach().cpu() for parameter in model.parameters()])  # type: ignore[attr-defined]
     for expected, parts in zip(reference.parameters(), zip(*of_ranks, strict=True), strict=True):
         whole_of_each = torch.stack([torch.cat(parts[i : i + shards]) for i in range(0, WORLD, shards)]).to("cuda")
